@@ -1,0 +1,19 @@
+package query
+
+// A ClientKind is how well a client is known; limits differ by it.
+type ClientKind uint8
+
+// The kinds. A stranger's UDP queries are rate limited; a listed source is in access.allow beyond the
+// default or in access.unlimited.
+const (
+	Stranger ClientKind = iota
+	Listed
+	Identified
+)
+
+// A Client is who asks. It is a value, copied once: a query sees one version of its user from start to end.
+type Client struct {
+	Kind ClientKind
+	// Unlimited: no per-source limit applies (access.unlimited).
+	Unlimited bool
+}
