@@ -884,9 +884,9 @@ type DigestsRequest struct {
 	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	// Part of it. Must be empty.
 	Scope string `protobuf:"bytes,2,opt,name=scope,proto3" json:"scope,omitempty"`
-	// 0: the 256 nodes under the root. 1: the 256 buckets under `node`.
+	// 0: the root alone. 1: the 256 nodes under it. 2: the 256 buckets under `node`.
 	Level uint32 `protobuf:"varint,3,opt,name=level,proto3" json:"level,omitempty"`
-	// Which node, 0-255, at level 1.
+	// Which node, 0-255, at level 2.
 	Node          uint32 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -959,8 +959,8 @@ type DigestsResponse struct {
 	AsOf uint64 `protobuf:"varint,2,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	// Root at as_of. 32 bytes.
 	Root []byte `protobuf:"bytes,3,opt,name=root,proto3" json:"root,omitempty"`
-	// Level 0: 256 hashes of 32 bytes. Level 1: 256 digests of 24 bytes, each be64 count || sum (16 bytes,
-	// big-endian).
+	// Level 0: nothing. Level 1: 256 hashes of 32 bytes. Level 2: 256 digests of 24 bytes, each
+	// be64 count || sum (16 bytes, big-endian).
 	Digests []byte `protobuf:"bytes,4,opt,name=digests,proto3" json:"digests,omitempty"`
 	// Records in the dataset.
 	Records uint64 `protobuf:"varint,5,opt,name=records,proto3" json:"records,omitempty"`
