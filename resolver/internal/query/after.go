@@ -16,6 +16,7 @@ const (
 	AfterStaleRefresh                   // stale data was given: fetch it anew
 	AfterLog                            // the client's queries are logged, or dnstap listens
 	AfterCount                          // the client's counters want it
+	AfterResolve                        // there is no answer yet: Resolve must be called
 )
 
 // An Event is what the consumer of a worker's ring learns of one query. Its size is fixed and it holds no
