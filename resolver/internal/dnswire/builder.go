@@ -1,6 +1,5 @@
 package dnswire
 
-
 // A Builder writes a message into a buffer of the caller. Names are compressed against those written before.
 // Every method that writes returns false, leaving the message as it was, if what it writes does not fit.
 type Builder struct {
@@ -195,4 +194,3 @@ func AppendOption(b []byte, code uint16, value []byte) []byte {
 	b = append(b, byte(code>>8), byte(code), byte(len(value)>>8), byte(len(value)))
 	return append(b, value...)
 }
-
