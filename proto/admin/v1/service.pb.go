@@ -2836,6 +2836,89 @@ func (x *PutBlobResponse) GetComplaints() []*Complaint {
 	return nil
 }
 
+// BackupRequest asks for a backup.
+type BackupRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupRequest) Reset() {
+	*x = BackupRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupRequest) ProtoMessage() {}
+
+func (x *BackupRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
+func (*BackupRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{48}
+}
+
+// BackupResponse is a part of a backup.
+type BackupResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The bytes.
+	Data          []byte `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupResponse) Reset() {
+	*x = BackupResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupResponse) ProtoMessage() {}
+
+func (x *BackupResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
+func (*BackupResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *BackupResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 // ImportRequest is a batch of lines.
 type ImportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2854,7 +2937,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[48]
+	mi := &file_admin_v1_service_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +2949,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[48]
+	mi := &file_admin_v1_service_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +2962,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{48}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ImportRequest) GetId() string {
@@ -2927,7 +3010,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[49]
+	mi := &file_admin_v1_service_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3022,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[49]
+	mi := &file_admin_v1_service_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3035,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{49}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ImportResponse) GetRevision() uint64 {
@@ -2994,7 +3077,7 @@ type ExportRequest struct {
 
 func (x *ExportRequest) Reset() {
 	*x = ExportRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[50]
+	mi := &file_admin_v1_service_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3089,7 @@ func (x *ExportRequest) String() string {
 func (*ExportRequest) ProtoMessage() {}
 
 func (x *ExportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[50]
+	mi := &file_admin_v1_service_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3102,7 @@ func (x *ExportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportRequest.ProtoReflect.Descriptor instead.
 func (*ExportRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{50}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExportRequest) GetOnly() string {
@@ -3029,7 +3112,7 @@ func (x *ExportRequest) GetOnly() string {
 	return ""
 }
 
-// ExportResponse is some lines: policies, lists, then users, each in order of id.
+// ExportResponse is some lines: lists, policies, then users, each in order of id.
 type ExportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Without the line end.
@@ -3040,7 +3123,7 @@ type ExportResponse struct {
 
 func (x *ExportResponse) Reset() {
 	*x = ExportResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[51]
+	mi := &file_admin_v1_service_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3135,7 @@ func (x *ExportResponse) String() string {
 func (*ExportResponse) ProtoMessage() {}
 
 func (x *ExportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[51]
+	mi := &file_admin_v1_service_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3148,7 @@ func (x *ExportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExportResponse.ProtoReflect.Descriptor instead.
 func (*ExportResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{51}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExportResponse) GetLines() [][]byte {
@@ -3084,7 +3167,7 @@ type ServiceStatusRequest struct {
 
 func (x *ServiceStatusRequest) Reset() {
 	*x = ServiceStatusRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[52]
+	mi := &file_admin_v1_service_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3096,7 +3179,7 @@ func (x *ServiceStatusRequest) String() string {
 func (*ServiceStatusRequest) ProtoMessage() {}
 
 func (x *ServiceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[52]
+	mi := &file_admin_v1_service_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3109,7 +3192,7 @@ func (x *ServiceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatusRequest.ProtoReflect.Descriptor instead.
 func (*ServiceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{52}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{54}
 }
 
 // ServiceStatusResponse is the service's state.
@@ -3129,7 +3212,7 @@ type ServiceStatusResponse struct {
 
 func (x *ServiceStatusResponse) Reset() {
 	*x = ServiceStatusResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[53]
+	mi := &file_admin_v1_service_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3141,7 +3224,7 @@ func (x *ServiceStatusResponse) String() string {
 func (*ServiceStatusResponse) ProtoMessage() {}
 
 func (x *ServiceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[53]
+	mi := &file_admin_v1_service_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3154,7 +3237,7 @@ func (x *ServiceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatusResponse.ProtoReflect.Descriptor instead.
 func (*ServiceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{53}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ServiceStatusResponse) GetDatasets() []*DatasetStatus {
@@ -3198,7 +3281,7 @@ type AcceptShrinkRequest struct {
 
 func (x *AcceptShrinkRequest) Reset() {
 	*x = AcceptShrinkRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[54]
+	mi := &file_admin_v1_service_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3293,7 @@ func (x *AcceptShrinkRequest) String() string {
 func (*AcceptShrinkRequest) ProtoMessage() {}
 
 func (x *AcceptShrinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[54]
+	mi := &file_admin_v1_service_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3306,7 @@ func (x *AcceptShrinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptShrinkRequest.ProtoReflect.Descriptor instead.
 func (*AcceptShrinkRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{54}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AcceptShrinkRequest) GetKind() string {
@@ -3253,7 +3336,7 @@ type AcceptShrinkResponse struct {
 
 func (x *AcceptShrinkResponse) Reset() {
 	*x = AcceptShrinkResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[55]
+	mi := &file_admin_v1_service_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3348,7 @@ func (x *AcceptShrinkResponse) String() string {
 func (*AcceptShrinkResponse) ProtoMessage() {}
 
 func (x *AcceptShrinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[55]
+	mi := &file_admin_v1_service_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3361,7 @@ func (x *AcceptShrinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptShrinkResponse.ProtoReflect.Descriptor instead.
 func (*AcceptShrinkResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{55}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AcceptShrinkResponse) GetRevision() uint64 {
@@ -3312,7 +3395,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[56]
+	mi := &file_admin_v1_service_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3407,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[56]
+	mi := &file_admin_v1_service_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3420,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{56}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CreateTokenRequest) GetRole() string {
@@ -3381,7 +3464,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[57]
+	mi := &file_admin_v1_service_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3393,7 +3476,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[57]
+	mi := &file_admin_v1_service_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3406,7 +3489,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{57}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CreateTokenResponse) GetId() string {
@@ -3432,7 +3515,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[58]
+	mi := &file_admin_v1_service_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3527,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[58]
+	mi := &file_admin_v1_service_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3540,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{58}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{60}
 }
 
 // ListTokensResponse is all tokens.
@@ -3471,7 +3554,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[59]
+	mi := &file_admin_v1_service_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3483,7 +3566,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[59]
+	mi := &file_admin_v1_service_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3496,7 +3579,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{59}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ListTokensResponse) GetTokens() []*TokenInfo {
@@ -3527,7 +3610,7 @@ type TokenInfo struct {
 
 func (x *TokenInfo) Reset() {
 	*x = TokenInfo{}
-	mi := &file_admin_v1_service_proto_msgTypes[60]
+	mi := &file_admin_v1_service_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +3622,7 @@ func (x *TokenInfo) String() string {
 func (*TokenInfo) ProtoMessage() {}
 
 func (x *TokenInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[60]
+	mi := &file_admin_v1_service_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +3635,7 @@ func (x *TokenInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenInfo.ProtoReflect.Descriptor instead.
 func (*TokenInfo) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{60}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *TokenInfo) GetId() string {
@@ -3608,7 +3691,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_admin_v1_service_proto_msgTypes[61]
+	mi := &file_admin_v1_service_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3620,7 +3703,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[61]
+	mi := &file_admin_v1_service_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3633,7 +3716,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{61}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RevokeTokenRequest) GetId() string {
@@ -3652,7 +3735,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_admin_v1_service_proto_msgTypes[62]
+	mi := &file_admin_v1_service_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3664,7 +3747,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[62]
+	mi := &file_admin_v1_service_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3677,7 +3760,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_service_proto_rawDescGZIP(), []int{62}
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{64}
 }
 
 // The first message.
@@ -3705,7 +3788,7 @@ type AddListRequest_Header struct {
 
 func (x *AddListRequest_Header) Reset() {
 	*x = AddListRequest_Header{}
-	mi := &file_admin_v1_service_proto_msgTypes[63]
+	mi := &file_admin_v1_service_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3717,7 +3800,7 @@ func (x *AddListRequest_Header) String() string {
 func (*AddListRequest_Header) ProtoMessage() {}
 
 func (x *AddListRequest_Header) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[63]
+	mi := &file_admin_v1_service_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3981,7 +4064,10 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"\x05rules\x18\x03 \x01(\rR\x05rules\x12:\n" +
 	"\n" +
 	"complaints\x18\x04 \x03(\v2\x1a.sluice.admin.v1.ComplaintR\n" +
-	"complaints\"y\n" +
+	"complaints\"\x0f\n" +
+	"\rBackupRequest\"$\n" +
+	"\x0eBackupResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"y\n" +
 	"\rImportRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1d\n" +
 	"\n" +
@@ -4064,12 +4150,13 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"\vRefreshList\x12#.sluice.admin.v1.RefreshListRequest\x1a$.sluice.admin.v1.RefreshListResponse\x12U\n" +
 	"\n" +
 	"AcceptList\x12\".sluice.admin.v1.AcceptListRequest\x1a#.sluice.admin.v1.AcceptListResponse\x12N\n" +
-	"\aPutBlob\x12\x1f.sluice.admin.v1.PutBlobRequest\x1a .sluice.admin.v1.PutBlobResponse(\x012\xe2\x02\n" +
+	"\aPutBlob\x12\x1f.sluice.admin.v1.PutBlobRequest\x1a .sluice.admin.v1.PutBlobResponse(\x012\xaf\x03\n" +
 	"\vDataService\x12I\n" +
 	"\x06Import\x12\x1e.sluice.admin.v1.ImportRequest\x1a\x1f.sluice.admin.v1.ImportResponse\x12K\n" +
 	"\x06Export\x12\x1e.sluice.admin.v1.ExportRequest\x1a\x1f.sluice.admin.v1.ExportResponse0\x01\x12^\n" +
 	"\rServiceStatus\x12%.sluice.admin.v1.ServiceStatusRequest\x1a&.sluice.admin.v1.ServiceStatusResponse\x12[\n" +
-	"\fAcceptShrink\x12$.sluice.admin.v1.AcceptShrinkRequest\x1a%.sluice.admin.v1.AcceptShrinkResponse2\x99\x02\n" +
+	"\fAcceptShrink\x12$.sluice.admin.v1.AcceptShrinkRequest\x1a%.sluice.admin.v1.AcceptShrinkResponse\x12K\n" +
+	"\x06Backup\x12\x1e.sluice.admin.v1.BackupRequest\x1a\x1f.sluice.admin.v1.BackupResponse0\x012\x99\x02\n" +
 	"\fTokenService\x12X\n" +
 	"\vCreateToken\x12#.sluice.admin.v1.CreateTokenRequest\x1a$.sluice.admin.v1.CreateTokenResponse\x12U\n" +
 	"\n" +
@@ -4089,7 +4176,7 @@ func file_admin_v1_service_proto_rawDescGZIP() []byte {
 }
 
 var file_admin_v1_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_admin_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_admin_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_admin_v1_service_proto_goTypes = []any{
 	(Operation)(0),                // 0: sluice.admin.v1.Operation
 	(*CreateUserRequest)(nil),     // 1: sluice.admin.v1.CreateUserRequest
@@ -4140,55 +4227,57 @@ var file_admin_v1_service_proto_goTypes = []any{
 	(*AcceptListResponse)(nil),    // 46: sluice.admin.v1.AcceptListResponse
 	(*PutBlobRequest)(nil),        // 47: sluice.admin.v1.PutBlobRequest
 	(*PutBlobResponse)(nil),       // 48: sluice.admin.v1.PutBlobResponse
-	(*ImportRequest)(nil),         // 49: sluice.admin.v1.ImportRequest
-	(*ImportResponse)(nil),        // 50: sluice.admin.v1.ImportResponse
-	(*ExportRequest)(nil),         // 51: sluice.admin.v1.ExportRequest
-	(*ExportResponse)(nil),        // 52: sluice.admin.v1.ExportResponse
-	(*ServiceStatusRequest)(nil),  // 53: sluice.admin.v1.ServiceStatusRequest
-	(*ServiceStatusResponse)(nil), // 54: sluice.admin.v1.ServiceStatusResponse
-	(*AcceptShrinkRequest)(nil),   // 55: sluice.admin.v1.AcceptShrinkRequest
-	(*AcceptShrinkResponse)(nil),  // 56: sluice.admin.v1.AcceptShrinkResponse
-	(*CreateTokenRequest)(nil),    // 57: sluice.admin.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 58: sluice.admin.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 59: sluice.admin.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 60: sluice.admin.v1.ListTokensResponse
-	(*TokenInfo)(nil),             // 61: sluice.admin.v1.TokenInfo
-	(*RevokeTokenRequest)(nil),    // 62: sluice.admin.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 63: sluice.admin.v1.RevokeTokenResponse
-	(*AddListRequest_Header)(nil), // 64: sluice.admin.v1.AddListRequest.Header
-	(*User)(nil),                  // 65: sluice.admin.v1.User
-	(*v1.Device)(nil),             // 66: sluice.user.v1.Device
-	(*Device)(nil),                // 67: sluice.admin.v1.Device
-	(*Policy)(nil),                // 68: sluice.admin.v1.Policy
-	(*Complaint)(nil),             // 69: sluice.admin.v1.Complaint
-	(*List)(nil),                  // 70: sluice.admin.v1.List
-	(*DatasetStatus)(nil),         // 71: sluice.admin.v1.DatasetStatus
+	(*BackupRequest)(nil),         // 49: sluice.admin.v1.BackupRequest
+	(*BackupResponse)(nil),        // 50: sluice.admin.v1.BackupResponse
+	(*ImportRequest)(nil),         // 51: sluice.admin.v1.ImportRequest
+	(*ImportResponse)(nil),        // 52: sluice.admin.v1.ImportResponse
+	(*ExportRequest)(nil),         // 53: sluice.admin.v1.ExportRequest
+	(*ExportResponse)(nil),        // 54: sluice.admin.v1.ExportResponse
+	(*ServiceStatusRequest)(nil),  // 55: sluice.admin.v1.ServiceStatusRequest
+	(*ServiceStatusResponse)(nil), // 56: sluice.admin.v1.ServiceStatusResponse
+	(*AcceptShrinkRequest)(nil),   // 57: sluice.admin.v1.AcceptShrinkRequest
+	(*AcceptShrinkResponse)(nil),  // 58: sluice.admin.v1.AcceptShrinkResponse
+	(*CreateTokenRequest)(nil),    // 59: sluice.admin.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 60: sluice.admin.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),     // 61: sluice.admin.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 62: sluice.admin.v1.ListTokensResponse
+	(*TokenInfo)(nil),             // 63: sluice.admin.v1.TokenInfo
+	(*RevokeTokenRequest)(nil),    // 64: sluice.admin.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 65: sluice.admin.v1.RevokeTokenResponse
+	(*AddListRequest_Header)(nil), // 66: sluice.admin.v1.AddListRequest.Header
+	(*User)(nil),                  // 67: sluice.admin.v1.User
+	(*v1.Device)(nil),             // 68: sluice.user.v1.Device
+	(*Device)(nil),                // 69: sluice.admin.v1.Device
+	(*Policy)(nil),                // 70: sluice.admin.v1.Policy
+	(*Complaint)(nil),             // 71: sluice.admin.v1.Complaint
+	(*List)(nil),                  // 72: sluice.admin.v1.List
+	(*DatasetStatus)(nil),         // 73: sluice.admin.v1.DatasetStatus
 }
 var file_admin_v1_service_proto_depIdxs = []int32{
-	65, // 0: sluice.admin.v1.GetUserResponse.user:type_name -> sluice.admin.v1.User
-	65, // 1: sluice.admin.v1.ListUsersResponse.users:type_name -> sluice.admin.v1.User
-	66, // 2: sluice.admin.v1.CreateDeviceRequest.device:type_name -> sluice.user.v1.Device
-	67, // 3: sluice.admin.v1.GetDeviceResponse.device:type_name -> sluice.admin.v1.Device
+	67, // 0: sluice.admin.v1.GetUserResponse.user:type_name -> sluice.admin.v1.User
+	67, // 1: sluice.admin.v1.ListUsersResponse.users:type_name -> sluice.admin.v1.User
+	68, // 2: sluice.admin.v1.CreateDeviceRequest.device:type_name -> sluice.user.v1.Device
+	69, // 3: sluice.admin.v1.GetDeviceResponse.device:type_name -> sluice.admin.v1.Device
 	14, // 4: sluice.admin.v1.UpdateDeviceRequest.links:type_name -> sluice.admin.v1.AddressList
 	14, // 5: sluice.admin.v1.UpdateDeviceRequest.dedicated:type_name -> sluice.admin.v1.AddressList
 	14, // 6: sluice.admin.v1.UpdateDeviceRequest.edns_ids:type_name -> sluice.admin.v1.AddressList
 	14, // 7: sluice.admin.v1.UpdateDeviceRequest.tags:type_name -> sluice.admin.v1.AddressList
-	67, // 8: sluice.admin.v1.ListDevicesResponse.devices:type_name -> sluice.admin.v1.Device
-	68, // 9: sluice.admin.v1.GetPolicyResponse.policy:type_name -> sluice.admin.v1.Policy
-	68, // 10: sluice.admin.v1.ListPoliciesResponse.policies:type_name -> sluice.admin.v1.Policy
+	69, // 8: sluice.admin.v1.ListDevicesResponse.devices:type_name -> sluice.admin.v1.Device
+	70, // 9: sluice.admin.v1.GetPolicyResponse.policy:type_name -> sluice.admin.v1.Policy
+	70, // 10: sluice.admin.v1.ListPoliciesResponse.policies:type_name -> sluice.admin.v1.Policy
 	29, // 11: sluice.admin.v1.SetSettingsRequest.assignments:type_name -> sluice.admin.v1.Assignment
 	0,  // 12: sluice.admin.v1.Assignment.operation:type_name -> sluice.admin.v1.Operation
-	69, // 13: sluice.admin.v1.SetRulesResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	64, // 14: sluice.admin.v1.AddListRequest.header:type_name -> sluice.admin.v1.AddListRequest.Header
-	70, // 15: sluice.admin.v1.AddListResponse.list:type_name -> sluice.admin.v1.List
-	69, // 16: sluice.admin.v1.AddListResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	70, // 17: sluice.admin.v1.GetListResponse.list:type_name -> sluice.admin.v1.List
-	70, // 18: sluice.admin.v1.ListListsResponse.lists:type_name -> sluice.admin.v1.List
-	70, // 19: sluice.admin.v1.RefreshListResponse.list:type_name -> sluice.admin.v1.List
-	70, // 20: sluice.admin.v1.AcceptListResponse.list:type_name -> sluice.admin.v1.List
-	69, // 21: sluice.admin.v1.PutBlobResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	71, // 22: sluice.admin.v1.ServiceStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
-	61, // 23: sluice.admin.v1.ListTokensResponse.tokens:type_name -> sluice.admin.v1.TokenInfo
+	71, // 13: sluice.admin.v1.SetRulesResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	66, // 14: sluice.admin.v1.AddListRequest.header:type_name -> sluice.admin.v1.AddListRequest.Header
+	72, // 15: sluice.admin.v1.AddListResponse.list:type_name -> sluice.admin.v1.List
+	71, // 16: sluice.admin.v1.AddListResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	72, // 17: sluice.admin.v1.GetListResponse.list:type_name -> sluice.admin.v1.List
+	72, // 18: sluice.admin.v1.ListListsResponse.lists:type_name -> sluice.admin.v1.List
+	72, // 19: sluice.admin.v1.RefreshListResponse.list:type_name -> sluice.admin.v1.List
+	72, // 20: sluice.admin.v1.AcceptListResponse.list:type_name -> sluice.admin.v1.List
+	71, // 21: sluice.admin.v1.PutBlobResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	73, // 22: sluice.admin.v1.ServiceStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
+	63, // 23: sluice.admin.v1.ListTokensResponse.tokens:type_name -> sluice.admin.v1.TokenInfo
 	1,  // 24: sluice.admin.v1.UserService.CreateUser:input_type -> sluice.admin.v1.CreateUserRequest
 	3,  // 25: sluice.admin.v1.UserService.GetUser:input_type -> sluice.admin.v1.GetUserRequest
 	5,  // 26: sluice.admin.v1.UserService.DeleteUser:input_type -> sluice.admin.v1.DeleteUserRequest
@@ -4212,45 +4301,47 @@ var file_admin_v1_service_proto_depIdxs = []int32{
 	43, // 44: sluice.admin.v1.ListService.RefreshList:input_type -> sluice.admin.v1.RefreshListRequest
 	45, // 45: sluice.admin.v1.ListService.AcceptList:input_type -> sluice.admin.v1.AcceptListRequest
 	47, // 46: sluice.admin.v1.ListService.PutBlob:input_type -> sluice.admin.v1.PutBlobRequest
-	49, // 47: sluice.admin.v1.DataService.Import:input_type -> sluice.admin.v1.ImportRequest
-	51, // 48: sluice.admin.v1.DataService.Export:input_type -> sluice.admin.v1.ExportRequest
-	53, // 49: sluice.admin.v1.DataService.ServiceStatus:input_type -> sluice.admin.v1.ServiceStatusRequest
-	55, // 50: sluice.admin.v1.DataService.AcceptShrink:input_type -> sluice.admin.v1.AcceptShrinkRequest
-	57, // 51: sluice.admin.v1.TokenService.CreateToken:input_type -> sluice.admin.v1.CreateTokenRequest
-	59, // 52: sluice.admin.v1.TokenService.ListTokens:input_type -> sluice.admin.v1.ListTokensRequest
-	62, // 53: sluice.admin.v1.TokenService.RevokeToken:input_type -> sluice.admin.v1.RevokeTokenRequest
-	2,  // 54: sluice.admin.v1.UserService.CreateUser:output_type -> sluice.admin.v1.CreateUserResponse
-	4,  // 55: sluice.admin.v1.UserService.GetUser:output_type -> sluice.admin.v1.GetUserResponse
-	6,  // 56: sluice.admin.v1.UserService.DeleteUser:output_type -> sluice.admin.v1.DeleteUserResponse
-	8,  // 57: sluice.admin.v1.UserService.ListUsers:output_type -> sluice.admin.v1.ListUsersResponse
-	10, // 58: sluice.admin.v1.UserService.CreateDevice:output_type -> sluice.admin.v1.CreateDeviceResponse
-	12, // 59: sluice.admin.v1.UserService.GetDevice:output_type -> sluice.admin.v1.GetDeviceResponse
-	15, // 60: sluice.admin.v1.UserService.UpdateDevice:output_type -> sluice.admin.v1.UpdateDeviceResponse
-	17, // 61: sluice.admin.v1.UserService.DeleteDevice:output_type -> sluice.admin.v1.DeleteDeviceResponse
-	19, // 62: sluice.admin.v1.UserService.ListDevices:output_type -> sluice.admin.v1.ListDevicesResponse
-	21, // 63: sluice.admin.v1.PolicyService.CreatePolicy:output_type -> sluice.admin.v1.CreatePolicyResponse
-	23, // 64: sluice.admin.v1.PolicyService.GetPolicy:output_type -> sluice.admin.v1.GetPolicyResponse
-	25, // 65: sluice.admin.v1.PolicyService.DeletePolicy:output_type -> sluice.admin.v1.DeletePolicyResponse
-	27, // 66: sluice.admin.v1.PolicyService.ListPolicies:output_type -> sluice.admin.v1.ListPoliciesResponse
-	30, // 67: sluice.admin.v1.PolicyService.SetSettings:output_type -> sluice.admin.v1.SetSettingsResponse
-	32, // 68: sluice.admin.v1.PolicyService.GetRules:output_type -> sluice.admin.v1.GetRulesResponse
-	34, // 69: sluice.admin.v1.PolicyService.SetRules:output_type -> sluice.admin.v1.SetRulesResponse
-	36, // 70: sluice.admin.v1.ListService.AddList:output_type -> sluice.admin.v1.AddListResponse
-	38, // 71: sluice.admin.v1.ListService.GetList:output_type -> sluice.admin.v1.GetListResponse
-	40, // 72: sluice.admin.v1.ListService.ListLists:output_type -> sluice.admin.v1.ListListsResponse
-	42, // 73: sluice.admin.v1.ListService.DeleteList:output_type -> sluice.admin.v1.DeleteListResponse
-	44, // 74: sluice.admin.v1.ListService.RefreshList:output_type -> sluice.admin.v1.RefreshListResponse
-	46, // 75: sluice.admin.v1.ListService.AcceptList:output_type -> sluice.admin.v1.AcceptListResponse
-	48, // 76: sluice.admin.v1.ListService.PutBlob:output_type -> sluice.admin.v1.PutBlobResponse
-	50, // 77: sluice.admin.v1.DataService.Import:output_type -> sluice.admin.v1.ImportResponse
-	52, // 78: sluice.admin.v1.DataService.Export:output_type -> sluice.admin.v1.ExportResponse
-	54, // 79: sluice.admin.v1.DataService.ServiceStatus:output_type -> sluice.admin.v1.ServiceStatusResponse
-	56, // 80: sluice.admin.v1.DataService.AcceptShrink:output_type -> sluice.admin.v1.AcceptShrinkResponse
-	58, // 81: sluice.admin.v1.TokenService.CreateToken:output_type -> sluice.admin.v1.CreateTokenResponse
-	60, // 82: sluice.admin.v1.TokenService.ListTokens:output_type -> sluice.admin.v1.ListTokensResponse
-	63, // 83: sluice.admin.v1.TokenService.RevokeToken:output_type -> sluice.admin.v1.RevokeTokenResponse
-	54, // [54:84] is the sub-list for method output_type
-	24, // [24:54] is the sub-list for method input_type
+	51, // 47: sluice.admin.v1.DataService.Import:input_type -> sluice.admin.v1.ImportRequest
+	53, // 48: sluice.admin.v1.DataService.Export:input_type -> sluice.admin.v1.ExportRequest
+	55, // 49: sluice.admin.v1.DataService.ServiceStatus:input_type -> sluice.admin.v1.ServiceStatusRequest
+	57, // 50: sluice.admin.v1.DataService.AcceptShrink:input_type -> sluice.admin.v1.AcceptShrinkRequest
+	49, // 51: sluice.admin.v1.DataService.Backup:input_type -> sluice.admin.v1.BackupRequest
+	59, // 52: sluice.admin.v1.TokenService.CreateToken:input_type -> sluice.admin.v1.CreateTokenRequest
+	61, // 53: sluice.admin.v1.TokenService.ListTokens:input_type -> sluice.admin.v1.ListTokensRequest
+	64, // 54: sluice.admin.v1.TokenService.RevokeToken:input_type -> sluice.admin.v1.RevokeTokenRequest
+	2,  // 55: sluice.admin.v1.UserService.CreateUser:output_type -> sluice.admin.v1.CreateUserResponse
+	4,  // 56: sluice.admin.v1.UserService.GetUser:output_type -> sluice.admin.v1.GetUserResponse
+	6,  // 57: sluice.admin.v1.UserService.DeleteUser:output_type -> sluice.admin.v1.DeleteUserResponse
+	8,  // 58: sluice.admin.v1.UserService.ListUsers:output_type -> sluice.admin.v1.ListUsersResponse
+	10, // 59: sluice.admin.v1.UserService.CreateDevice:output_type -> sluice.admin.v1.CreateDeviceResponse
+	12, // 60: sluice.admin.v1.UserService.GetDevice:output_type -> sluice.admin.v1.GetDeviceResponse
+	15, // 61: sluice.admin.v1.UserService.UpdateDevice:output_type -> sluice.admin.v1.UpdateDeviceResponse
+	17, // 62: sluice.admin.v1.UserService.DeleteDevice:output_type -> sluice.admin.v1.DeleteDeviceResponse
+	19, // 63: sluice.admin.v1.UserService.ListDevices:output_type -> sluice.admin.v1.ListDevicesResponse
+	21, // 64: sluice.admin.v1.PolicyService.CreatePolicy:output_type -> sluice.admin.v1.CreatePolicyResponse
+	23, // 65: sluice.admin.v1.PolicyService.GetPolicy:output_type -> sluice.admin.v1.GetPolicyResponse
+	25, // 66: sluice.admin.v1.PolicyService.DeletePolicy:output_type -> sluice.admin.v1.DeletePolicyResponse
+	27, // 67: sluice.admin.v1.PolicyService.ListPolicies:output_type -> sluice.admin.v1.ListPoliciesResponse
+	30, // 68: sluice.admin.v1.PolicyService.SetSettings:output_type -> sluice.admin.v1.SetSettingsResponse
+	32, // 69: sluice.admin.v1.PolicyService.GetRules:output_type -> sluice.admin.v1.GetRulesResponse
+	34, // 70: sluice.admin.v1.PolicyService.SetRules:output_type -> sluice.admin.v1.SetRulesResponse
+	36, // 71: sluice.admin.v1.ListService.AddList:output_type -> sluice.admin.v1.AddListResponse
+	38, // 72: sluice.admin.v1.ListService.GetList:output_type -> sluice.admin.v1.GetListResponse
+	40, // 73: sluice.admin.v1.ListService.ListLists:output_type -> sluice.admin.v1.ListListsResponse
+	42, // 74: sluice.admin.v1.ListService.DeleteList:output_type -> sluice.admin.v1.DeleteListResponse
+	44, // 75: sluice.admin.v1.ListService.RefreshList:output_type -> sluice.admin.v1.RefreshListResponse
+	46, // 76: sluice.admin.v1.ListService.AcceptList:output_type -> sluice.admin.v1.AcceptListResponse
+	48, // 77: sluice.admin.v1.ListService.PutBlob:output_type -> sluice.admin.v1.PutBlobResponse
+	52, // 78: sluice.admin.v1.DataService.Import:output_type -> sluice.admin.v1.ImportResponse
+	54, // 79: sluice.admin.v1.DataService.Export:output_type -> sluice.admin.v1.ExportResponse
+	56, // 80: sluice.admin.v1.DataService.ServiceStatus:output_type -> sluice.admin.v1.ServiceStatusResponse
+	58, // 81: sluice.admin.v1.DataService.AcceptShrink:output_type -> sluice.admin.v1.AcceptShrinkResponse
+	50, // 82: sluice.admin.v1.DataService.Backup:output_type -> sluice.admin.v1.BackupResponse
+	60, // 83: sluice.admin.v1.TokenService.CreateToken:output_type -> sluice.admin.v1.CreateTokenResponse
+	62, // 84: sluice.admin.v1.TokenService.ListTokens:output_type -> sluice.admin.v1.ListTokensResponse
+	65, // 85: sluice.admin.v1.TokenService.RevokeToken:output_type -> sluice.admin.v1.RevokeTokenResponse
+	55, // [55:86] is the sub-list for method output_type
+	24, // [24:55] is the sub-list for method input_type
 	24, // [24:24] is the sub-list for extension type_name
 	24, // [24:24] is the sub-list for extension extendee
 	0,  // [0:24] is the sub-list for field type_name
@@ -4273,7 +4364,7 @@ func file_admin_v1_service_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_v1_service_proto_rawDesc), len(file_admin_v1_service_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -1134,6 +1134,7 @@ const (
 	DataService_Export_FullMethodName        = "/sluice.admin.v1.DataService/Export"
 	DataService_ServiceStatus_FullMethodName = "/sluice.admin.v1.DataService/ServiceStatus"
 	DataService_AcceptShrink_FullMethodName  = "/sluice.admin.v1.DataService/AcceptShrink"
+	DataService_Backup_FullMethodName        = "/sluice.admin.v1.DataService/Backup"
 )
 
 // DataServiceClient is the client API for DataService service.
@@ -1151,6 +1152,8 @@ type DataServiceClient interface {
 	ServiceStatus(ctx context.Context, in *ServiceStatusRequest, opts ...grpc.CallOption) (*ServiceStatusResponse, error)
 	// AcceptShrink lets a shrink that the guard holds through, here and at every resolver.
 	AcceptShrink(ctx context.Context, in *AcceptShrinkRequest, opts ...grpc.CallOption) (*AcceptShrinkResponse, error)
+	// Backup gives out a consistent copy of the store as a tar archive.
+	Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error)
 }
 
 type dataServiceClient struct {
@@ -1210,6 +1213,25 @@ func (c *dataServiceClient) AcceptShrink(ctx context.Context, in *AcceptShrinkRe
 	return out, nil
 }
 
+func (c *dataServiceClient) Backup(ctx context.Context, in *BackupRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[BackupResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &DataService_ServiceDesc.Streams[1], DataService_Backup_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BackupRequest, BackupResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DataService_BackupClient = grpc.ServerStreamingClient[BackupResponse]
+
 // DataServiceServer is the server API for DataService service.
 // All implementations must embed UnimplementedDataServiceServer
 // for forward compatibility.
@@ -1225,6 +1247,8 @@ type DataServiceServer interface {
 	ServiceStatus(context.Context, *ServiceStatusRequest) (*ServiceStatusResponse, error)
 	// AcceptShrink lets a shrink that the guard holds through, here and at every resolver.
 	AcceptShrink(context.Context, *AcceptShrinkRequest) (*AcceptShrinkResponse, error)
+	// Backup gives out a consistent copy of the store as a tar archive.
+	Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error
 	mustEmbedUnimplementedDataServiceServer()
 }
 
@@ -1246,6 +1270,9 @@ func (UnimplementedDataServiceServer) ServiceStatus(context.Context, *ServiceSta
 }
 func (UnimplementedDataServiceServer) AcceptShrink(context.Context, *AcceptShrinkRequest) (*AcceptShrinkResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AcceptShrink not implemented")
+}
+func (UnimplementedDataServiceServer) Backup(*BackupRequest, grpc.ServerStreamingServer[BackupResponse]) error {
+	return status.Error(codes.Unimplemented, "method Backup not implemented")
 }
 func (UnimplementedDataServiceServer) mustEmbedUnimplementedDataServiceServer() {}
 func (UnimplementedDataServiceServer) testEmbeddedByValue()                     {}
@@ -1333,6 +1360,17 @@ func _DataService_AcceptShrink_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _DataService_Backup_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(BackupRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(DataServiceServer).Backup(m, &grpc.GenericServerStream[BackupRequest, BackupResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type DataService_BackupServer = grpc.ServerStreamingServer[BackupResponse]
+
 // DataService_ServiceDesc is the grpc.ServiceDesc for DataService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1357,6 +1395,11 @@ var DataService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Export",
 			Handler:       _DataService_Export_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Backup",
+			Handler:       _DataService_Backup_Handler,
 			ServerStreams: true,
 		},
 	},

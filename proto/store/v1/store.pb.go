@@ -140,7 +140,7 @@ func (x *Record) GetBytes() []byte {
 // Entry is what a by-revision index holds under a revision: the key, and whether it was removed then.
 type Entry struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Key of the record.
+	// Key of the record. Empty where the index has it in its own key, after the revision.
 	Key []byte `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// It was removed: this entry is a tombstone.
 	Removed bool `protobuf:"varint,2,opt,name=removed,proto3" json:"removed,omitempty"`

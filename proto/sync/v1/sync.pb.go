@@ -661,7 +661,7 @@ func (x *Hello) GetHeartbeatMs() uint32 {
 // revisions in it may have gaps. One record appears at most once in a delta, at its newest.
 type Delta struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Excluded. Equal to the `to` of the delta before, or to the caller's revision.
+	// Excluded. Equal to the `to` of the delta before (see more), or to the caller's revision.
 	From uint64 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`
 	// Included.
 	To uint64 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`
@@ -671,8 +671,11 @@ type Delta struct {
 	Root []byte `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`
 	// In "users": the revision of "catalogue" these records may name things of. 0 elsewhere.
 	NeedsCatalogue uint64 `protobuf:"varint,5,opt,name=needs_catalogue,json=needsCatalogue,proto3" json:"needs_catalogue,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Further changes of (from, to] follow in the next delta, which has the same from and to: the caller
+	// applies these changes and is at `to` only after the last part. One big commit is split like this.
+	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Delta) Reset() {
@@ -738,6 +741,13 @@ func (x *Delta) GetNeedsCatalogue() uint64 {
 		return x.NeedsCatalogue
 	}
 	return 0
+}
+
+func (x *Delta) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 // Change is a record written or removed.
@@ -2617,13 +2627,14 @@ const file_sync_v1_sync_proto_rawDesc = "" +
 	"\x04root\x18\x03 \x01(\fR\x04root\x12.\n" +
 	"\x06resume\x18\x04 \x01(\x0e2\x16.sluice.sync.v1.ResumeR\x06resume\x12\x16\n" +
 	"\x06oldest\x18\x05 \x01(\x04R\x06oldest\x12!\n" +
-	"\fheartbeat_ms\x18\x06 \x01(\rR\vheartbeatMs\"\x9a\x01\n" +
+	"\fheartbeat_ms\x18\x06 \x01(\rR\vheartbeatMs\"\xae\x01\n" +
 	"\x05Delta\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\x04R\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\x04R\x02to\x120\n" +
 	"\achanges\x18\x03 \x03(\v2\x16.sluice.sync.v1.ChangeR\achanges\x12\x12\n" +
 	"\x04root\x18\x04 \x01(\fR\x04root\x12'\n" +
-	"\x0fneeds_catalogue\x18\x05 \x01(\x04R\x0eneedsCatalogue\"f\n" +
+	"\x0fneeds_catalogue\x18\x05 \x01(\x04R\x0eneedsCatalogue\x12\x12\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\"f\n" +
 	"\x06Change\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\fR\x03key\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x14\n" +
