@@ -68,8 +68,9 @@ type Zone struct {
 	// records there (and glue in the zones above), unless Records of that zone has them.
 	NameServers []NameServer
 
-	// Records are the zone's records in zone-file syntax, with the zone as origin. An RRset found here replaces
-	// the one New would make: SOA, NS, address records of name servers, delegations.
+	// Records are the zone's records in zone-file syntax, with the zone as origin. Lines may be indented, so
+	// each names its owner. An RRset found here replaces the one New would make: SOA, NS, address records of
+	// name servers, delegations.
 	Records string
 
 	// TTL is that of records that state none, and of what New adds. Zero means one hour.

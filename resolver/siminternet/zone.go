@@ -3,6 +3,7 @@ package siminternet
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -79,8 +80,7 @@ func parseZone(name string, d Zone, now time.Time) (*zone, error) {
 		}
 	}
 
-	p := dns.NewZoneParser(strings.NewReader(d.Records), name, "records")
-	p.SetDefaultTTL(z.ttl)
+	p := parser(d, name, z.ttl)
 	for rr, ok := p.Next(); ok; rr, ok = p.Next() {
 		if !dns.IsSubDomain(name, canonical(rr.Header().Name)) {
 			return nil, fmt.Errorf("record outside the zone: %v", rr)
@@ -137,6 +137,15 @@ func parseZone(name string, d Zone, now time.Time) (*zone, error) {
 	return z, nil
 }
 
+var indentation = regexp.MustCompile(`(?m)^[ \t]+`)
+
+// parser reads the records of a declaration. Lines may be indented, as they are in Go source.
+func parser(d Zone, origin string, ttl uint32) *dns.ZoneParser {
+	p := dns.NewZoneParser(strings.NewReader(indentation.ReplaceAllString(d.Records, "")), origin, "records")
+	p.SetDefaultTTL(ttl)
+	return p
+}
+
 func (z *zone) has(name string, t uint16) bool { return len(z.records[key{name, t}]) > 0 }
 
 func (z *zone) add(rrs ...dns.RR) {
@@ -151,9 +160,11 @@ func (z *zone) seal() error {
 	z.nodes, z.glue = make(map[string]*node), make(map[string][]dns.RR)
 	for k, rrs := range z.records {
 		cut := z.cutAbove(k.name)
-		if cut != "" && cut != k.name || cut == k.name && (k.rrtype == dns.TypeA || k.rrtype == dns.TypeAAAA) {
-			z.glue[k.name] = append(z.glue[k.name], rrs...)
-			continue
+		if cut != "" && (cut != k.name || k.rrtype != dns.TypeNS && k.rrtype != dns.TypeDS) {
+			if k.rrtype == dns.TypeA || k.rrtype == dns.TypeAAAA {
+				z.glue[k.name] = append(z.glue[k.name], rrs...)
+			}
+			continue // the delegation hides everything else
 		}
 		if strings.HasPrefix(k.name, "*.") && (k.rrtype == dns.TypeNS || k.rrtype == dns.TypeDNAME) {
 			return fmt.Errorf("%s %s: a wildcard cannot be that", k.name, dns.Type(k.rrtype))
