@@ -100,6 +100,9 @@ type Query struct {
 	// Client is who asks, filled in by the identifying stage.
 	Client Client
 
+	// Turn is how far the pipeline has come with it.
+	Turn Turn
+
 	// Outcome is what became of it, for counters and logs; filled in as the response is made.
 	Outcome Outcome
 
@@ -186,7 +189,7 @@ const (
 // Ignore at least ID and RD are set.
 func (q *Query) Read(wire []byte) Fault {
 	q.ID, q.RD, q.AD, q.AsIs, q.EDNS = 0, false, false, nil, EDNS{}
-	q.Question = Question{}
+	q.Question, q.Client, q.Turn, q.Outcome = Question{}, Client{}, Turn{}, Outcome{}
 	if len(wire) < dnswire.HeaderLen {
 		return Ignore
 	}
@@ -336,9 +339,7 @@ func (q *Query) MaxResponse(limit int) int {
 func (q *Query) Own() *Query {
 	c := *q
 	c.AsIs = append([]byte(nil), q.AsIs...)
-	if n := len(q.Question.Name); n > 0 {
-		c.Question.Name = dnsname.Name(unsafe.String(&c.name[0], n))
-	}
+	c.keepNames(q)
 	c.EDNS.Cookie = append([]byte(nil), q.EDNS.Cookie...)
 	c.EDNS.Device = append([]byte(nil), q.EDNS.Device...)
 	c.Scratch = new(Scratch)

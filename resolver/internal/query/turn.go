@@ -1,0 +1,54 @@
+package query
+
+import (
+	"unsafe"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+)
+
+// MaxTurns is how many questions one query may become by rewriting before it fails.
+const MaxTurns = 8
+
+// A Turn is how far a query has come: which question is being answered now and what goes in front of that
+// answer. It is a value and travels with its Query from the inline path to the waiting one.
+type Turn struct {
+	// Stage is where the next step goes on.
+	Stage Stage
+	// Current is the question now, which rewriting may have changed from the one asked.
+	Current Question
+	// Aliases[:NumAliases] are the targets of CNAME records to put in front of the answer.
+	Aliases    [MaxTurns]Alias
+	NumAliases uint8
+	// Flatten: the data of the last name is given to the asked name, without the aliases.
+	Flatten bool
+	// Verdict is what policy said of the latest question.
+	Verdict Verdict
+}
+
+// An Alias is a CNAME record that policy made.
+type Alias struct {
+	Target dnsname.Name
+	TTL    uint32
+}
+
+// A Stage is a point of the path at which a step may begin.
+type Stage uint8
+
+// The stages in their order.
+const (
+	StageStart    Stage = iota // nothing was done
+	StageQuestion              // admitted and identified; policy judges the question
+	StageData                  // local data, caches, fetch
+)
+
+// keepNames makes the names of a copied Query point into the copy instead of the worker's buffer.
+func (q *Query) keepNames(from *Query) {
+	own := func(n dnsname.Name) dnsname.Name {
+		if len(n) > 0 && unsafe.StringData(string(n)) == &from.name[0] {
+			return dnsname.Name(unsafe.String(&q.name[0], len(n)))
+		}
+		return n // policy's: shared and immutable
+	}
+	q.Question.Name = own(q.Question.Name)
+	q.Turn.Current.Name = own(q.Turn.Current.Name)
+}

@@ -1,0 +1,445 @@
+// Package render writes the response for one client: ID, letter case, flags, aliases made by policy, TTLs,
+// EDNS, extended errors, padding, truncation.
+//
+// Every method writes a whole response into a buffer of the caller and returns its length; none allocates.
+// The response never exceeds what the client's transport takes (Query.MaxResponse) nor the buffer: what does
+// not fit becomes a response with TC=1 and no records (RFC 2181 section 9), since a part of an RRset helps
+// nobody. A length of 0 means that nothing can be sent.
+package render
+
+import (
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// Options tune a Renderer.
+type Options struct {
+	// MaxUDP is the most bytes of a UDP response (answers.max_udp_size); at least 512.
+	MaxUDP int
+	// EDE: give extended errors (RFC 8914).
+	EDE bool
+}
+
+// A Renderer writes responses. It is constant after New and safe for concurrent use.
+type Renderer struct{ o Options }
+
+// New returns a Renderer.
+func New(o Options) *Renderer {
+	o.MaxUDP = max(o.MaxUDP, 512)
+	return &Renderer{o}
+}
+
+// Extended errors that Sluice gives (RFC 8914 and the IANA registry).
+const (
+	EDEOther          uint16 = 0
+	EDEStale          uint16 = 3
+	EDEBogus          uint16 = 6
+	EDECachedError    uint16 = 13
+	EDENotReady       uint16 = 14
+	EDEBlocked        uint16 = 15
+	EDECensored       uint16 = 16
+	EDEFiltered       uint16 = 17
+	EDEProhibited     uint16 = 18
+	EDEStaleNXDomain  uint16 = 19
+	EDENotAuthority   uint16 = 20
+	EDENotSupported   uint16 = 21
+	EDENoReachable    uint16 = 22
+	EDENetworkError   uint16 = 23
+	EDEInvalidData    uint16 = 24
+	EDESynthesized    uint16 = 29
+	paddingBlock             = 468 // RFC 8467 section 4.1
+	ourUDPSize        uint16 = 1232
+	maxReason                = 120 // bytes of EDE text
+	negativeSOASerial        = 1
+)
+
+// An ede is an extended error to be written; none if code is query.NoEDE.
+type ede struct {
+	code uint16
+	text string
+}
+
+var noEDE = ede{code: query.NoEDE}
+
+// Answer writes a settled answer, with the TTLs that are left at now. The answer's question is
+// q.Turn.Current; aliases that policy made go in front.
+func (r *Renderer) Answer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) int {
+	flags := base(q)
+	t := &q.Turn
+	if a.Status == query.Secure && (q.AD || q.Question.DO) && t.NumAliases == 0 && !t.Flatten {
+		flags |= dnswire.FlagAD
+	}
+	e := ede{code: a.EDE}
+	age := uint32(max(now.Sub(a.Settled), 0) / time.Second)
+	q.Outcome.RCode = a.RCode
+	if t.NumAliases > 0 || t.Flatten {
+		return r.behindAliases(q, a, e, age, out)
+	}
+
+	end := dnswire.HeaderLen + len(q.AsIs) + 4
+	size := end + len(a.Body)
+	room := min(q.MaxResponse(r.o.MaxUDP), len(out))
+	if size+r.optLen(q, e) > room {
+		return r.truncated(q, flags, e, out)
+	}
+	h := dnswire.Header{ID: q.ID, Flags: flags | a.RCode&15, QD: 1, AN: a.AN, NS: a.NS, AR: a.AR}
+	r.question(q, out)
+	copy(out[end:], a.Body)
+	if age > 0 {
+		body := out[end:size]
+		for o := 0; o+2 <= len(a.TTLs); o += 2 {
+			at := int(a.TTLs[o]) | int(a.TTLs[o+1])<<8
+			ttl := dnswire.Uint32(body[at:])
+			dnswire.PutUint32(body[at:], ttl-min(ttl, age))
+		}
+	}
+	return r.finish(q, h, a.RCode, e, size, room, out)
+}
+
+// base returns the flags that every response to q has.
+func base(q *query.Query) uint16 {
+	f := dnswire.FlagQR | dnswire.FlagRA
+	if q.RD {
+		f |= dnswire.FlagRD
+	}
+	if q.Question.CD {
+		f |= dnswire.FlagCD
+	}
+	return f
+}
+
+// question writes the question as the client spelled it.
+func (r *Renderer) question(q *query.Query, out []byte) {
+	n := dnswire.HeaderLen + copy(out[dnswire.HeaderLen:], q.AsIs)
+	dnswire.PutUint16(out[n:], q.Question.Type)
+	dnswire.PutUint16(out[n+2:], q.Question.Class)
+}
+
+// optLen returns the size of the OPT record without padding.
+func (r *Renderer) optLen(q *query.Query, e ede) int {
+	if !q.EDNS.Present {
+		return 0
+	}
+	n := 11
+	if r.o.EDE && e.code != query.NoEDE {
+		n += 6 + min(len(e.text), maxReason)
+	}
+	return n
+}
+
+// finish writes OPT behind the size bytes that are there, then the header.
+func (r *Renderer) finish(q *query.Query, h dnswire.Header, rcode uint16, e ede, size, room int, out []byte) int {
+	if q.EDNS.Present {
+		n := r.optLen(q, e)
+		if size+n > room {
+			return 0
+		}
+		pad := 0
+		if q.Transport.Encrypted() {
+			// Padding to a multiple of 468 bytes, the option's own four bytes included (RFC 8467).
+			pad = (size+n+4+paddingBlock-1)/paddingBlock*paddingBlock - (size + n)
+			if size+n+pad > room {
+				pad = 0
+			}
+		}
+		o := out[size : size+n+pad]
+		o[0] = 0
+		dnswire.PutUint16(o[1:], dnswire.TypeOPT)
+		dnswire.PutUint16(o[3:], ourUDPSize)
+		o[5], o[6], o[7], o[8] = byte(rcode>>4), 0, 0, 0
+		if q.Question.DO {
+			o[7] = 0x80
+		}
+		dnswire.PutUint16(o[9:], uint16(n+pad-11))
+		if n > 11 {
+			dnswire.PutUint16(o[11:], dnswire.OptionEDE)
+			dnswire.PutUint16(o[13:], uint16(n-15))
+			dnswire.PutUint16(o[15:], e.code)
+			copy(o[17:n], e.text)
+		}
+		if pad > 0 {
+			dnswire.PutUint16(o[n:], dnswire.OptionPadding)
+			dnswire.PutUint16(o[n+2:], uint16(pad-4))
+			clear(o[n+4:])
+		}
+		h.AR++
+		size += n + pad
+	}
+	h.Put(out)
+	return size
+}
+
+// truncated writes a response with TC=1 and no records.
+func (r *Renderer) truncated(q *query.Query, flags uint16, e ede, out []byte) int {
+	size := dnswire.HeaderLen + len(q.AsIs) + 4
+	room := min(q.MaxResponse(r.o.MaxUDP), len(out))
+	if size > room {
+		return 0
+	}
+	r.question(q, out)
+	if size+r.optLen(q, e) > room {
+		e = noEDE
+	}
+	return r.finish(q, dnswire.Header{ID: q.ID, Flags: flags | dnswire.FlagTC, QD: 1}, 0, e, size, room, out)
+}
+
+// Truncated writes the answer of RPZ's tcp-only: over UDP, TC=1 and nothing else.
+func (r *Renderer) Truncated(q *query.Query, out []byte) int {
+	q.Outcome.RCode = dnswire.RCodeNoError
+	return r.truncated(q, base(q), noEDE, out)
+}
+
+// Error writes a response without records. code is an extended error, query.NoEDE for none.
+func (r *Renderer) Error(q *query.Query, rcode, code uint16, text string, out []byte) int {
+	q.Outcome.RCode = rcode
+	e := ede{code, text}
+	size := dnswire.HeaderLen + len(q.AsIs) + 4
+	room := min(q.MaxResponse(r.o.MaxUDP), len(out))
+	if len(q.AsIs) == 0 || size > room {
+		return r.headerOnly(q, rcode, out)
+	}
+	if size+r.optLen(q, e) > room {
+		e = noEDE
+	}
+	r.question(q, out)
+	return r.finish(q, dnswire.Header{ID: q.ID, Flags: base(q) | rcode&15, QD: 1}, rcode, e, size, room, out)
+}
+
+// Fault writes the response to a message that could not be read: a bare header, so that nothing a stranger
+// wrote is reflected, and for an unknown EDNS version BADVERS with OPT (RFC 6891 section 6.1.3).
+func (r *Renderer) Fault(q *query.Query, f query.Fault, out []byte) int {
+	switch f {
+	case query.FormErr:
+		return r.headerOnly(q, dnswire.RCodeFormErr, out)
+	case query.NotImp:
+		return r.headerOnly(q, dnswire.RCodeNotImp, out)
+	case query.BadVers:
+		return r.Error(q, dnswire.RCodeBadVers, query.NoEDE, "", out)
+	}
+	return 0 // NoFault is no fault, and Ignore says that nothing may be sent
+}
+
+func (r *Renderer) headerOnly(q *query.Query, rcode uint16, out []byte) int {
+	if len(out) < dnswire.HeaderLen {
+		return 0
+	}
+	q.Outcome.RCode = rcode
+	flags := dnswire.FlagQR | rcode&15
+	if q.RD {
+		flags |= dnswire.FlagRD
+	}
+	dnswire.Header{ID: q.ID, Flags: flags}.Put(out)
+	return dnswire.HeaderLen
+}
+
+// Block writes the answer to a blocked question.
+func (r *Renderer) Block(q *query.Query, b *query.Block, out []byte) int {
+	e := ede{b.EDE, b.Reason}
+	ttl := uint32(b.TTL / time.Second)
+	var addr netip.Addr
+	switch b.Mode {
+	case query.BlockRefused:
+		return r.Error(q, dnswire.RCodeRefused, b.EDE, b.Reason, out)
+	case query.BlockNXDomain:
+		return r.negative(q, dnswire.RCodeNXDomain, ttl, e, out)
+	case query.BlockNull:
+		switch q.Question.Type {
+		case dnswire.TypeA:
+			addr = netip.IPv4Unspecified()
+		case dnswire.TypeAAAA:
+			addr = netip.IPv6Unspecified()
+		}
+	case query.BlockCustom:
+		switch q.Question.Type {
+		case dnswire.TypeA:
+			addr = b.IPv4
+		case dnswire.TypeAAAA:
+			addr = b.IPv6
+		}
+	case query.BlockNoData:
+	}
+	if !addr.IsValid() {
+		return r.negative(q, dnswire.RCodeNoError, ttl, e, out)
+	}
+	m, ok := r.start(q, e, out)
+	if !ok {
+		return 0
+	}
+	var ip [16]byte
+	if addr.Is4() {
+		a := addr.As4()
+		copy(ip[:], a[:])
+	} else {
+		ip = addr.As16()
+	}
+	m.aliases(q)
+	m.rr(0, m.owner, q.Question.Type, q.Question.Class, ttl, ip[:addr.BitLen()/8])
+	return r.end(q, &m, dnswire.RCodeNoError, e, out)
+}
+
+// Synth writes an answer that policy made.
+func (r *Renderer) Synth(q *query.Query, s *query.Synth, out []byte) int {
+	if s.RCode != dnswire.RCodeNoError || len(s.RRs) == 0 {
+		return r.negative(q, s.RCode, s.TTL, noEDE, out)
+	}
+	m, ok := r.start(q, noEDE, out)
+	if !ok {
+		return 0
+	}
+	m.aliases(q)
+	for i := range s.RRs {
+		set := &s.RRs[i]
+		for data := set.Data; len(data) >= 2; {
+			n := 2 + int(dnswire.Uint16(data))
+			m.rr(0, m.owner, set.Type, q.Question.Class, set.TTL, data[2:n])
+			data = data[n:]
+		}
+	}
+	return r.end(q, &m, dnswire.RCodeNoError, noEDE, out)
+}
+
+// soaHead is the RDATA of the SOA record in negative answers that policy makes, up to the MINIMUM: primary
+// sluice.invalid., mailbox hostmaster.sluice.invalid., serial 1, and timers of no consequence.
+var soaHead = func() []byte {
+	b := append([]byte(dnsname.MustParse("sluice.invalid.")), dnsname.MustParse("hostmaster.sluice.invalid.")...)
+	for _, v := range []uint32{negativeSOASerial, 3600, 600, 86400} {
+		b = append(b, byte(v>>24), byte(v>>16), byte(v>>8), byte(v))
+	}
+	return b
+}()
+
+// negative writes NODATA or another response without answers, with a SOA record so that the client's own
+// cache keeps it for ttl seconds (RFC 2308 section 3).
+func (r *Renderer) negative(q *query.Query, rcode uint16, ttl uint32, e ede, out []byte) int {
+	m, ok := r.start(q, e, out)
+	if !ok {
+		return 0
+	}
+	m.aliases(q)
+	var soa [96]byte
+	b := append(soa[:0], soaHead...)
+	b = append(b, byte(ttl>>24), byte(ttl>>16), byte(ttl>>8), byte(ttl))
+	m.rr(1, m.owner, dnswire.TypeSOA, dnswire.ClassIN, ttl, b)
+	return r.end(q, &m, rcode, e, out)
+}
+
+// A message is a response being written record by record.
+type message struct {
+	b      dnswire.Builder
+	owner  []byte // the owner name of the next record
+	counts [3]uint16
+	full   bool // a record did not fit
+	room   int
+}
+
+func (r *Renderer) start(q *query.Query, e ede, out []byte) (m message, ok bool) {
+	m.room = min(q.MaxResponse(r.o.MaxUDP), len(out))
+	limit := m.room - r.optLen(q, e)
+	if limit < dnswire.HeaderLen+len(q.AsIs)+4 {
+		return m, false
+	}
+	m.b.Reset(out[:0:limit])
+	m.b.Question(q.AsIs, q.Question.Type, q.Question.Class)
+	m.owner = q.AsIs
+	return m, true
+}
+
+// aliases writes the CNAME records that policy put in front.
+func (m *message) aliases(q *query.Query) {
+	if q.Turn.Flatten {
+		return
+	}
+	for i := range int(q.Turn.NumAliases) {
+		a := &q.Turn.Aliases[i]
+		target := unsafe.Slice(unsafe.StringData(string(a.Target)), len(a.Target)) // read only
+		m.rr(0, m.owner, dnswire.TypeCNAME, q.Question.Class, a.TTL, target)
+		m.owner = target
+	}
+}
+
+func (m *message) rr(section int, owner []byte, typ, class uint16, ttl uint32, rdata []byte) {
+	if !m.b.RR(owner, typ, class, ttl, rdata) {
+		m.full = true
+		return
+	}
+	m.counts[section]++
+}
+
+func (r *Renderer) end(q *query.Query, m *message, rcode uint16, e ede, out []byte) int {
+	if m.full {
+		return r.truncated(q, base(q), e, out)
+	}
+	q.Outcome.RCode = rcode
+	h := dnswire.Header{ID: q.ID, Flags: base(q) | rcode&15, QD: 1, AN: m.counts[0], NS: m.counts[1], AR: m.counts[2]}
+	return r.finish(q, h, rcode, e, m.b.Len(), m.room, out)
+}
+
+// behindAliases writes an answer to another question than the one asked: behind the aliases that policy
+// made, or flattened to the asked name. The records are read out of the answer one by one and compressed
+// anew.
+func (r *Renderer) behindAliases(q *query.Query, a *query.Answer, e ede, age uint32, out []byte) int {
+	m, ok := r.start(q, e, out)
+	if !ok {
+		return 0
+	}
+	m.aliases(q)
+	var src source
+	if !src.set(&q.Turn.Current, a) {
+		return r.Error(q, dnswire.RCodeServFail, EDEOther, "an answer too large to rewrite", out)
+	}
+	for section, count := range [3]uint16{a.AN, a.NS, a.AR} {
+		for range count {
+			owner, rr, rdata, ok := src.next()
+			if !ok {
+				return r.Error(q, dnswire.RCodeServFail, EDEOther, "", out)
+			}
+			if q.Turn.Flatten && section == 0 {
+				if rr.Type != q.Question.Type {
+					continue // aliases, and signatures that fit another owner
+				}
+				owner = q.AsIs
+			}
+			m.rr(section, owner, rr.Type, rr.Class, rr.TTL-min(rr.TTL, age), rdata)
+		}
+	}
+	return r.end(q, &m, a.RCode, e, out)
+}
+
+// A source reads the records of an answer's body, in the message that it is part of.
+type source struct {
+	msg   [query.MaxEntry]byte
+	n     int
+	off   int
+	names dnswire.Expander
+	owner [dnsname.MaxLen + 1]byte
+	rdata [query.MaxEntry]byte
+}
+
+func (s *source) set(cur *query.Question, a *query.Answer) bool {
+	s.off = dnswire.HeaderLen + len(cur.Name) + 4
+	s.n = s.off + len(a.Body)
+	if s.n > len(s.msg) {
+		return false
+	}
+	copy(s.msg[dnswire.HeaderLen:], cur.Name)
+	copy(s.msg[s.off:], a.Body)
+	return true
+}
+
+func (s *source) next() (owner []byte, rr dnswire.RR, rdata []byte, ok bool) {
+	msg := s.msg[:s.n]
+	n, _ := s.names.Name(msg, s.off, &s.owner)
+	rr, next := dnswire.ReadRR(msg, s.off)
+	if n < 0 || next < 0 {
+		return nil, rr, nil, false
+	}
+	s.off = next
+	rdata, ok = s.names.AppendRData(s.rdata[:0], msg, rr)
+	return s.owner[:n], rr, rdata, ok
+}
