@@ -37,8 +37,18 @@ type Event struct {
 	Type      uint16
 	Class     uint16
 	DO, CD    bool
+	View      View
+	Subnet    Subnet // of the question
 	NameLen   uint8
 	Name      [dnsname.MaxLen]byte
+}
+
+// Question returns the question as it was being answered; its name is a copy.
+func (e *Event) Question() Question {
+	return Question{
+		Name: dnsname.Name(e.Name[:e.NameLen]), Type: e.Type, Class: e.Class,
+		DO: e.DO, CD: e.CD, View: e.View, Subnet: e.Subnet,
+	}
 }
 
 // A Ring takes events from one worker to one consumer, without locks. When it is full an event is dropped

@@ -335,13 +335,14 @@ func (q *Query) MaxResponse(limit int) int {
 	return min(max(int(q.EDNS.UDPSize), 512), max(limit, 512))
 }
 
-// Own returns a copy of q that may outlive the listener's buffer, with work space of its own.
+// Own returns a copy of q that may outlive the listener's buffer. It has no work space: who goes on with it
+// lends it some.
 func (q *Query) Own() *Query {
 	c := *q
 	c.AsIs = append([]byte(nil), q.AsIs...)
 	c.keepNames(q)
 	c.EDNS.Cookie = append([]byte(nil), q.EDNS.Cookie...)
 	c.EDNS.Device = append([]byte(nil), q.EDNS.Device...)
-	c.Scratch = new(Scratch)
+	c.Scratch = nil
 	return &c
 }

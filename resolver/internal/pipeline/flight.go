@@ -1,0 +1,243 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+type flightShard struct {
+	mu sync.Mutex
+	m  map[query.Question]*flight
+}
+
+// A flight is one question being resolved and the queries that wait for it. The shard's lock guards it.
+type flight struct {
+	waiters []*waiter
+	ids     map[clientID]struct{} // made when there are enough waiters to make looking through them slow
+}
+
+// A waiter is a query that cannot be answered yet. It belongs to the flight it waits in.
+type waiter struct {
+	q     *query.Query
+	reply func([]byte)
+	tree  *query.Tree // of a query that led a flight before; nil until then
+}
+
+// clientID tells a retransmission from another query (hardening: one waiter for each client and id).
+type clientID struct {
+	source netip.AddrPort
+	id     uint16
+}
+
+func (w *waiter) client() clientID { return clientID{w.q.Source, w.q.ID} }
+
+func (f *flight) has(id clientID) bool {
+	if f.ids != nil {
+		_, ok := f.ids[id]
+		return ok
+	}
+	for _, w := range f.waiters {
+		if w.client() == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (f *flight) add(w *waiter) {
+	f.waiters = append(f.waiters, w)
+	switch {
+	case f.ids != nil:
+		f.ids[w.client()] = struct{}{}
+	case len(f.waiters) > 32:
+		f.ids = make(map[clientID]struct{}, 128)
+		for _, w := range f.waiters {
+			f.ids[w.client()] = struct{}{}
+		}
+	}
+}
+
+// Resolve answers q, waiting in a flight for what it needs. See listen.Handler.
+func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
+	p.wait(&waiter{q: q, reply: reply})
+}
+
+func (p *Pipeline) shard(question *query.Question) *flightShard {
+	h := uint32(question.Type)
+	for i := 0; i < len(question.Name); i++ {
+		h = h*16777619 ^ uint32(question.Name[i])
+	}
+	return &p.flights[h%uint32(len(p.flights))]
+}
+
+// wait puts w into the flight of its present question, which it starts if there is none.
+func (p *Pipeline) wait(w *waiter) {
+	question := w.q.Turn.Current
+	if question.Class != dnswire.ClassIN {
+		p.end(w, &fetched{err: errRefusedClass})
+		return
+	}
+	s := p.shard(&question)
+	s.mu.Lock()
+	if f := s.m[question]; f != nil {
+		join := int(p.waiting.Load()) < p.o.Waiters() && !(w.q.Transport == query.UDP && f.has(w.client()))
+		if join {
+			p.waiting.Add(1)
+			f.add(w)
+		}
+		s.mu.Unlock()
+		if !join {
+			p.drop(w) // a retransmission of what already waits, or one more than may wait: silence, never SERVFAIL
+		}
+		return
+	}
+	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
+		s.mu.Unlock()
+		w.q.Outcome.Refused = query.RefuseBusy
+		var out [dnswire.HeaderLen + 255 + 4 + 256]byte
+		n := p.o.Render.Error(w.q, dnswire.RCodeServFail, edeNoReachable, "too many questions are being resolved", out[:])
+		p.respond(w, out[:n], 0)
+		return
+	}
+	f := &flight{}
+	f.add(w)
+	s.m[question] = f
+	p.waiting.Add(1)
+	s.mu.Unlock()
+	go p.fly(s, question, f)
+}
+
+// launch counts a goroutine that resolves, unless the pipeline is closed.
+func (p *Pipeline) launch() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.ctx.Err() != nil {
+		return false
+	}
+	p.running.Add(1)
+	p.inFlight.Add(1)
+	return true
+}
+
+// maxLeaders is how many waiters of one flight may lead it in turn. A leader whose own budget ends hands over
+// to a waiter with a budget of its own, which goes on from what the caches have learned; without a bound a
+// crowd could be made to spend a budget each on a question that nobody can afford.
+const maxLeaders = 3
+
+// fly resolves a question and gives the answer to all who wait for it.
+func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
+	defer p.running.Done()
+	for leaders := 1; ; leaders++ {
+		s.mu.Lock()
+		lead := f.waiters[0]
+		s.mu.Unlock()
+		if lead.tree == nil {
+			lead.tree = query.NewTree(clock.Elapsed(), p.o.Budget())
+		}
+		have := p.fetch(lead.tree, question)
+
+		s.mu.Lock()
+		waiters := f.waiters
+		if errors.Is(have.err, query.ErrLimit) && len(waiters) > 1 && leaders < maxLeaders {
+			f.waiters = waiters[1:]
+			if f.ids != nil {
+				delete(f.ids, lead.client())
+			}
+			p.waiting.Add(-1)
+			s.mu.Unlock()
+			p.end(lead, have)
+			continue
+		}
+		delete(s.m, question)
+		p.waiting.Add(-int64(len(waiters)))
+		p.inFlight.Add(-1)
+		s.mu.Unlock()
+		for _, w := range waiters {
+			p.end(w, have)
+		}
+		return
+	}
+}
+
+// fetch calls the Fetcher; a panic below becomes an error, counted and logged.
+func (p *Pipeline) fetch(tree *query.Tree, question query.Question) (have *fetched) {
+	ctx, cancel := context.WithTimeout(p.ctx, tree.Deadline.Sub(clock.Elapsed()))
+	defer cancel()
+	defer func() {
+		if v := recover(); v != nil {
+			p.recovered(question, v)
+			have = &fetched{err: fmt.Errorf("internal error while resolving %s", question.Name)}
+		}
+	}()
+	e, err := p.o.Fetch.Fetch(ctx, tree, question)
+	if err == nil && e.IsZero() {
+		err = fmt.Errorf("resolving %s brought nothing", question.Name)
+	}
+	return &fetched{e, err}
+}
+
+// end takes a query on with what its flight brought: a response, or the next question.
+func (p *Pipeline) end(w *waiter, have *fetched) {
+	now := clock.Elapsed()
+	if w.q.Transport == query.UDP && now.Sub(w.q.Arrived) > p.o.ClientWaitUDP {
+		p.drop(w) // its client has given up or asked again
+		return
+	}
+	space := spaces.Get().(*space)
+	defer spaces.Put(space)
+	w.q.Scratch = &space.scratch
+	oc, n, after := p.step(w.q, now, have, space.out[:])
+	w.q.Scratch = nil
+	switch oc {
+	case need:
+		p.wait(w)
+		return
+	case silent:
+		n = 0
+	}
+	p.respond(w, space.out[:n], after)
+}
+
+// A space is what a waiting query needs once it goes on.
+type space struct {
+	out     [dnswire.MaxMessage]byte
+	scratch query.Scratch
+}
+
+var spaces = sync.Pool{New: func() any { return new(space) }}
+
+// respond counts and sends a response; an empty one is silence.
+func (p *Pipeline) respond(w *waiter, response []byte, after query.After) {
+	p.flightMu.Lock()
+	p.count(p.flightWorker, w.q, len(response), after)
+	p.flightMu.Unlock()
+	if len(response) == 0 {
+		response = nil
+	}
+	w.reply(response)
+}
+
+func (p *Pipeline) drop(w *waiter) { p.respond(w, nil, 0) }
+
+// refresh resolves a question for the cache's sake, if it is not being resolved already and there is room.
+func (p *Pipeline) refresh(question query.Question) {
+	s := p.shard(&question)
+	s.mu.Lock()
+	_, flying := s.m[question]
+	s.mu.Unlock()
+	if flying || int(p.inFlight.Load()) >= p.o.InFlight()/2 || !p.launch() {
+		return
+	}
+	go func() {
+		defer p.running.Done()
+		defer p.inFlight.Add(-1)
+		p.fetch(query.NewTree(clock.Elapsed(), p.o.Budget()), question)
+	}()
+}

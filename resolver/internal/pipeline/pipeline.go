@@ -1,0 +1,483 @@
+// Package pipeline is the path of a query: the order of the stages, stated once.
+//
+// step takes a query as far as it can go without waiting and says what came of it: a response is written,
+// nothing is to be sent, or a question has to be resolved first. TryNow is step over what the caches hold,
+// called inline by listeners. Resolve fetches what step needs, then steps again with the answer in hand, as
+// often as policy turns the question into another (query.MaxTurns at most). All transports use these two.
+//
+// The order inside a step: limits and access; identity; policy on the question; local data; caches; policy
+// on the answer; the response. A rewritten question or a flattened alias is one more turn of the same loop,
+// not a branch of its own. step is pure: it waits for nothing, allocates nothing, and writes only to what
+// the worker owns.
+//
+// Resolution is shared: one flight for each Question, whoever asks, so the flight never learns who does. A
+// query that needs a flight waits in it, which costs memory but no goroutine; how many wait is bounded, and
+// one client's retransmission joins its first query.
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+)
+
+// The stages, by what the path needs of each.
+type (
+	// A Gate applies limits and access lists. Early is called before the client is known, Late after.
+	Gate interface {
+		Early(q *query.Query) query.RefuseReason
+		Late(q *query.Query) query.RefuseReason
+	}
+
+	// An Identifier fills in q.Client, or says why the query must be refused.
+	Identifier interface {
+		Identify(q *query.Query) query.RefuseReason
+	}
+
+	// A Policy judges. Question judges q.Turn.Current, Answer what came back for it; sofar is what Question
+	// said.
+	Policy interface {
+		Question(q *query.Query) query.Verdict
+		Answer(q *query.Query, a *query.Answer, sofar query.Verdict) query.Verdict
+	}
+
+	// Local answers from local data and for special names; buf is work space.
+	Local interface {
+		Lookup(question *query.Question, now clock.Instant) (settled.Entry, bool)
+	}
+
+	// Answers is the cache of settled answers: an entry is copied into buf.
+	Answers interface {
+		Get(question *query.Question, now clock.Instant, buf []byte) (e settled.Entry, refresh bool, ok bool)
+	}
+
+	// A Fetcher resolves a question, settles the answer and puts into the caches what belongs there. It is
+	// told nothing of who asks. An error says why there is no answer; one that wraps query.ErrLimit is
+	// about tree, not about the question.
+	Fetcher interface {
+		Fetch(ctx context.Context, tree *query.Tree, question query.Question) (settled.Entry, error)
+	}
+
+	// A Renderer writes responses.
+	Renderer interface {
+		Answer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) int
+		Block(q *query.Query, b *query.Block, out []byte) int
+		Synth(q *query.Query, s *query.Synth, out []byte) int
+		Truncated(q *query.Query, out []byte) int
+		Error(q *query.Query, rcode, ede uint16, text string, out []byte) int
+		Fault(q *query.Query, f query.Fault, out []byte) int
+	}
+)
+
+// A Failure is an error of a Fetcher that says which extended error (RFC 8914) a client should be given.
+type Failure interface {
+	error
+	EDE() (code uint16, text string)
+}
+
+// Options are the stages and the limits of a Pipeline. All stages are needed.
+type Options struct {
+	Gate     Gate
+	Identify Identifier
+	Policy   Policy
+	Local    Local
+	Answers  Answers
+	Fetch    Fetcher
+	Render   Renderer
+
+	// Budget is what one client's question may cost; read for each, so that it can be changed live.
+	Budget func() query.Budget
+	// InFlight is how many questions may be resolved at once, read for each. Zero means 10,000.
+	InFlight func() int
+	// Waiters is how many queries may wait in all. Zero means ten for each question in flight.
+	Waiters func() int
+	// ClientWaitUDP is how long after its arrival a UDP query is still answered. Zero means 5 s.
+	ClientWaitUDP time.Duration
+
+	// Log says of a query whether observers want an event of it. Nil: of none.
+	Log func(q *query.Query) query.After
+	// Observe is given the events that Log asked for, by one goroutine for each worker. Nil: nobody is.
+	Observe func(*query.Event)
+	// Logger is told of recovered panics. Nil means slog.Default.
+	Logger *slog.Logger
+}
+
+// A Pipeline answers queries. It implements listen.Handler. It is safe for concurrent use.
+type Pipeline struct {
+	o   Options
+	ctx context.Context // ends the flights
+
+	flights [64]flightShard
+	inFlight, waiting,
+	panics atomic.Int64
+
+	running sync.WaitGroup
+
+	mu      sync.Mutex // guards what follows
+	workers []*query.Worker
+	closed  bool
+
+	// Responses made by flights are counted and noted by one worker, which its lock hands around.
+	flightMu     sync.Mutex
+	flightWorker *query.Worker
+}
+
+// New returns a Pipeline whose flights end with ctx. Close waits for them.
+func New(ctx context.Context, o Options) *Pipeline {
+	if o.ClientWaitUDP == 0 {
+		o.ClientWaitUDP = 5 * time.Second
+	}
+	if o.InFlight == nil {
+		o.InFlight = func() int { return 10_000 }
+	}
+	if o.Waiters == nil {
+		o.Waiters = func() int { return 10 * o.InFlight() }
+	}
+	if o.Budget == nil {
+		o.Budget = func() query.Budget { return query.Budget{} }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	p := &Pipeline{o: o, ctx: ctx}
+	for i := range p.flights {
+		p.flights[i].m = make(map[query.Question]*flight)
+	}
+	p.flightWorker = p.NewWorker()
+	return p
+}
+
+// ringSize is how many events a worker may be ahead of its observer.
+const ringSize = 1024
+
+// NewWorker returns the state of one serving goroutine, and starts the consumer of its ring.
+func (p *Pipeline) NewWorker() *query.Worker {
+	w := &query.Worker{Ring: query.NewRing(ringSize)}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.workers = append(p.workers, w)
+	if !p.closed {
+		p.running.Add(1)
+		go func() {
+			defer p.running.Done()
+			for p.ctx.Err() == nil {
+				select {
+				case <-p.ctx.Done():
+				case <-w.Ring.Waiting():
+				}
+				w.Ring.Drain(p.aftermath)
+			}
+		}()
+	}
+	return w
+}
+
+// aftermath carries out what a response left to be done.
+func (p *Pipeline) aftermath(e *query.Event) {
+	if e.After&(query.AfterRefresh|query.AfterStaleRefresh) != 0 {
+		p.refresh(e.Question())
+	}
+	if e.After&(query.AfterLog|query.AfterCount) != 0 && p.o.Observe != nil {
+		p.o.Observe(e)
+	}
+}
+
+// Workers returns the workers made so far, for counters.
+func (p *Pipeline) Workers() []*query.Worker {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return append([]*query.Worker(nil), p.workers...)
+}
+
+// InFlight returns how many questions are being resolved, and how many queries wait for them.
+func (p *Pipeline) InFlight() (flights, waiting int64) { return p.inFlight.Load(), p.waiting.Load() }
+
+// Panics returns how many panics were recovered.
+func (p *Pipeline) Panics() int64 { return p.panics.Load() }
+
+// Close waits until the flights have ended; the context given to New ends them.
+func (p *Pipeline) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.running.Wait()
+}
+
+// An outcome is what a step came to.
+type outcome uint8
+
+const (
+	done   outcome = iota // the response is out[:n]
+	silent                // nothing is to be sent
+	need                  // q.Turn.Current has to be resolved
+)
+
+// TryNow answers q from what is at hand. See listen.Handler.
+func (p *Pipeline) TryNow(w *query.Worker, q *query.Query, out []byte) (int, query.After) {
+	if q.Scratch == nil {
+		q.Scratch = &w.Scratch
+	}
+	oc, n, after := p.step(q, q.Arrived, nil, out)
+	if oc == need {
+		query.Inc(&w.Counters.Misses)
+		return 0, query.AfterResolve
+	}
+	if oc == silent {
+		n = 0
+	}
+	return n, p.count(w, q, n, after)
+}
+
+// A fetched is what a flight brought.
+type fetched struct {
+	entry settled.Entry
+	err   error
+}
+
+// step takes q on from q.Turn.Stage. have is what was fetched for q.Turn.Current, nil if nothing was.
+func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []byte) (oc outcome, n int, after query.After) {
+	t := &q.Turn
+	if t.Stage == query.StageStart {
+		t.Current = q.Question
+		if why := p.admit(q); why != query.NotRefused {
+			return p.refuse(q, why, out)
+		}
+		if rcode, ede, ok := unsupported(&q.Question); ok {
+			return done, p.o.Render.Error(q, rcode, ede, "", out), 0
+		}
+		t.Stage = query.StageQuestion
+	}
+	for {
+		if t.Stage == query.StageQuestion {
+			t.Verdict = p.o.Policy.Question(q)
+			if oc, n, over := p.apply(q, &t.Verdict, out); over {
+				return oc, n, after
+			}
+			t.Stage = query.StageData
+			if t.Verdict.Kind == query.Redirected || t.Verdict.Kind == query.Flattened {
+				t.Stage = query.StageQuestion
+				continue
+			}
+		}
+		entry, refresh, ok := p.data(q, now, have)
+		if !ok {
+			if have != nil {
+				return done, p.fail(q, have.err, out), after
+			}
+			if !q.RD {
+				// A client that does not want recursion gets what is local and nothing that others' queries
+				// left in the cache, which would let it see them.
+				return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotAuthoritative, "recursion was not asked for", out), after
+			}
+			return need, 0, after
+		}
+		have = nil
+		if refresh {
+			after |= query.AfterRefresh
+		}
+		a := entry.View()
+		v := p.o.Policy.Answer(q, &a, t.Verdict)
+		if oc, n, over := p.apply(q, &v, out); over {
+			t.Verdict = v
+			return oc, n, after
+		}
+		if v.Kind == query.Redirected || v.Kind == query.Flattened {
+			t.Verdict = v
+			t.Stage = query.StageQuestion
+			continue
+		}
+		if n = p.o.Render.Answer(q, &a, now, out); n == 0 {
+			return silent, 0, after
+		}
+		return done, n, after
+	}
+}
+
+// data finds the answer to q.Turn.Current: what was fetched, local data, or the cache.
+func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e settled.Entry, refresh, ok bool) {
+	cur := &q.Turn.Current
+	if have != nil {
+		return have.entry, false, !have.entry.IsZero()
+	}
+	if e, ok := p.o.Local.Lookup(cur, now); ok {
+		return e, false, true
+	}
+	if !q.RD {
+		return e, false, false
+	}
+	e, refresh, ok = p.o.Answers.Get(cur, now, q.Scratch.Entry[:])
+	if ok {
+		q.Outcome.Hit = true
+	}
+	return e, refresh, ok
+}
+
+// apply carries out a verdict. over is true if that ended the query; Redirected and Flattened set up the
+// next turn and leave going on to the caller.
+func (p *Pipeline) apply(q *query.Query, v *query.Verdict, out []byte) (oc outcome, n int, over bool) {
+	q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line = v.Kind, v.Why, v.List, v.Line
+	switch v.Kind {
+	case query.Pass, query.Allowed:
+		return 0, 0, false
+	case query.Redirected, query.Flattened:
+		t := &q.Turn
+		if t.NumAliases == query.MaxTurns {
+			return done, p.o.Render.Error(q, dnswire.RCodeServFail, edeOther, "rewritten too often", out), true
+		}
+		t.Aliases[t.NumAliases] = query.Alias{Target: v.Target, TTL: uint32(v.Block.TTL / time.Second)}
+		t.NumAliases++
+		t.Flatten = t.Flatten || v.Kind == query.Flattened
+		t.Current.Name = v.Target
+		return 0, 0, false
+	case query.Blocked:
+		n = p.o.Render.Block(q, &v.Block, out)
+	case query.Synthesised:
+		n = p.o.Render.Synth(q, v.Synth, out)
+	case query.Refused:
+		n = p.o.Render.Error(q, dnswire.RCodeRefused, edeProhibited, v.Block.Reason, out)
+	case query.Truncated:
+		if q.Transport != query.UDP {
+			return 0, 0, false
+		}
+		n = p.o.Render.Truncated(q, out)
+	case query.Dropped:
+		return silent, 0, true
+	}
+	if n == 0 {
+		return silent, 0, true
+	}
+	return done, n, true
+}
+
+// Extended errors made here (RFC 8914 section 4).
+const (
+	edeOther            = 0
+	edeNotReady         = 14
+	edeProhibited       = 18
+	edeNotAuthoritative = 20
+	edeNotSupported     = 21
+	edeNoReachable      = 22
+)
+
+func (p *Pipeline) admit(q *query.Query) query.RefuseReason {
+	if why := p.o.Gate.Early(q); why != query.NotRefused {
+		return why
+	}
+	if why := p.o.Identify.Identify(q); why != query.NotRefused {
+		return why
+	}
+	return p.o.Gate.Late(q)
+}
+
+// refuse answers a query that was not admitted. What a limit turns away is dropped, so that shedding costs
+// nothing and reflects nothing; who may not ask is told so.
+func (p *Pipeline) refuse(q *query.Query, why query.RefuseReason, out []byte) (outcome, int, query.After) {
+	q.Outcome.Refused = why
+	switch why {
+	case query.RefuseRate, query.RefuseOutstanding, query.RefuseConnections:
+		return silent, 0, 0
+	case query.RefuseCold:
+		return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotReady, "no user data yet", out), 0
+	case query.RefuseBusy:
+		return done, p.o.Render.Error(q, dnswire.RCodeServFail, edeNoReachable, "overloaded", out), 0
+	}
+	return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeProhibited, "", out), 0
+}
+
+// unsupported answers questions that are not for a recursive resolver: zone transfers, transaction types,
+// and classes other than IN and CH (whose few names are local data).
+func unsupported(q *query.Question) (rcode, ede uint16, ok bool) {
+	switch q.Type {
+	case dnswire.TypeOPT, 0:
+		return dnswire.RCodeFormErr, query.NoEDE, true
+	case dnswire.TypeTKEY, dnswire.TypeTSIG, dnswire.TypeMAILA, dnswire.TypeMAILB:
+		return dnswire.RCodeNotImp, query.NoEDE, true
+	case dnswire.TypeAXFR, dnswire.TypeIXFR:
+		return dnswire.RCodeRefused, edeNotAuthoritative, true
+	}
+	if q.Class != dnswire.ClassIN && q.Class != dnswire.ClassCH {
+		return dnswire.RCodeRefused, edeNotSupported, true
+	}
+	return 0, 0, false
+}
+
+// fail writes the response to a question that could not be resolved.
+func (p *Pipeline) fail(q *query.Query, err error, out []byte) int {
+	code, text := uint16(edeOther), ""
+	if f, ok := errors.AsType[Failure](err); ok {
+		code, text = f.EDE()
+	} else if errors.Is(err, query.ErrLimit) {
+		code, text = edeNoReachable, err.Error()
+	} else if errors.Is(err, errRefusedClass) {
+		return p.o.Render.Error(q, dnswire.RCodeRefused, edeNotSupported, "", out)
+	}
+	return p.o.Render.Error(q, dnswire.RCodeServFail, code, text, out)
+}
+
+// errRefusedClass ends questions of class CH that local data does not answer.
+var errRefusedClass = errors.New("only class IN is resolved")
+
+// Fault answers a message that could not be read. See listen.Handler.
+func (p *Pipeline) Fault(w *query.Worker, q *query.Query, f query.Fault, out []byte) int {
+	n := p.o.Render.Fault(q, f, out)
+	p.count(w, q, n, 0)
+	return n
+}
+
+// count notes what became of q in the worker's own counters and, if somebody wants it, its ring.
+func (p *Pipeline) count(w *query.Worker, q *query.Query, n int, after query.After) query.After {
+	c := &w.Counters
+	if n == 0 {
+		query.Inc(&c.Dropped)
+	} else {
+		query.Inc(&c.Queries[q.Transport][min(q.Outcome.RCode, 23)])
+	}
+	query.Inc(&c.Verdicts[q.Outcome.Verdict])
+	if q.Outcome.Refused != query.NotRefused {
+		query.Inc(&c.Refused[q.Outcome.Refused])
+	}
+	if q.Outcome.Hit {
+		query.Inc(&c.Hits)
+	}
+	if p.o.Log != nil {
+		after |= p.o.Log(q)
+	}
+	if after != 0 {
+		if e := w.Ring.Slot(); e != nil {
+			fillEvent(e, q, after)
+			w.Ring.Commit()
+			w.Ring.Wake()
+		}
+	}
+	return after
+}
+
+func fillEvent(e *query.Event, q *query.Query, after query.After) {
+	e.At, e.After, e.Transport = q.Arrived, after, q.Transport
+	e.Verdict, e.Why, e.List, e.Line = q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line
+	e.RCode, e.Source = q.Outcome.RCode, q.Source.Addr().As16()
+	e.Type, e.Class, e.DO, e.CD = q.Question.Type, q.Question.Class, q.Question.DO, q.Question.CD
+	e.View, e.Subnet = q.Question.View, q.Question.Subnet
+	name := q.Question.Name
+	if after&(query.AfterRefresh|query.AfterStaleRefresh) != 0 {
+		name = q.Turn.Current.Name // what is near its end, which policy may have put in place of what was asked
+	}
+	e.NameLen = uint8(copy(e.Name[:], name))
+}
+
+// recovered counts a panic and keeps its input for a replay: the question, never who asked it.
+func (p *Pipeline) recovered(question query.Question, v any) {
+	p.panics.Add(1)
+	p.o.Logger.Error("a panic was recovered while resolving; please report it with this line",
+		"name", question.Name.String(), "type", dnswire.TypeText(question.Type), "class", question.Class,
+		"do", question.DO, "cd", question.CD, "panic", v, "stack", string(debug.Stack()))
+}
