@@ -216,7 +216,7 @@ type Answers struct {
 // Cache steers all DNS caches.
 type Cache struct {
 	Size           int64         `yaml:"size" as:"size" min:"1MiB"` // bytes; 0: by hardware class
-	MinTTL         time.Duration `yaml:"min_ttl" min:"0s" max:"24h"`
+	MinTTL         time.Duration `yaml:"min_ttl" min:"0s" max:"168h"`
 	MaxTTL         time.Duration `yaml:"max_ttl" min:"0s" max:"168h"`
 	MaxNegativeTTL time.Duration `yaml:"max_negative_ttl" min:"0s" max:"168h"`
 	AggressiveNSEC bool          `yaml:"aggressive_nsec"`

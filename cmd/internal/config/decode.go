@@ -113,8 +113,10 @@ func parse(data []byte) (file *ast.File, fault *Fault) {
 			flow++
 		case token.SequenceEndType, token.MappingEndType:
 			flow--
-		case token.SequenceEntryType, token.MappingKeyType, token.TagType, token.AnchorType:
-			inline++ // "- - - x" nests on one line
+		case token.CollectEntryType:
+			inline = 0
+		case token.SequenceEntryType, token.MappingKeyType, token.MappingValueType, token.TagType, token.AnchorType:
+			inline++ // "- - - x" and [a:b:c:d] nest on one line
 		}
 		if flow > maxNesting || inline > maxNesting {
 			return nil, syntaxFault(t, fmt.Sprintf("nested more than %d deep", maxNesting))
@@ -135,7 +137,7 @@ func syntaxFault(t *token.Token, what string) *Fault {
 	if t != nil && t.Position != nil {
 		f.Line, f.Col = max(t.Position.Line, 1), max(t.Position.Column, 1)
 	}
-	if strings.Contains(what, `'\t'`) || strings.Contains(what, "tab") {
+	if strings.Contains(what, "\t") {
 		f.Try = "spaces instead of tabs"
 	}
 	return f
@@ -546,11 +548,15 @@ func (d *decoder) mapping(n ast.Node, path string, each func(key string, keyNode
 // be misspelt.
 func (d *decoder) unknown(n ast.Node, path, key string, here []string) {
 	short := key
+	homes := d.schema[short]
 	if i := strings.LastIndexByte(key, '.'); i >= 0 { // "cache.size: 1GiB"
 		short = key[i+1:]
+		if homes = d.schema[short]; slices.Contains(homes, key) {
+			homes = []string{key}
+		}
 	}
 	try := "one of " + strings.Join(here, ", ")
-	if homes := d.schema[short]; len(homes) > 0 {
+	if len(homes) > 0 {
 		try = "it belongs to " + strings.Join(homes, " or ") + ", as " + nested(homes[0])
 	} else if near := nearest(key, here); near != "" {
 		try = near
@@ -703,8 +709,35 @@ func scalarText(n ast.Node) (string, bool) {
 		return n.Value.Value, true
 	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode, *ast.InfinityNode, *ast.NanNode:
 		return n.GetToken().Value, true
+	case *ast.MappingNode:
+		if len(n.Values) == 1 && !n.IsFlowStyle {
+			return gluedText(n.Values[0])
+		}
+	case *ast.MappingValueNode:
+		return gluedText(n)
 	}
 	return "", false
+}
+
+// gluedText undoes a misreading of the parser: in [127.0.0.1:53] YAML sees one
+// text, since no space follows the colon, and the parser sees a mapping.
+func gluedText(n *ast.MappingValueNode) (string, bool) {
+	switch n.Key.(type) {
+	case *ast.StringNode, *ast.IntegerNode, *ast.FloatNode:
+	default:
+		return "", false
+	}
+	key := n.Key.GetToken()
+	value, ok := scalarText(n.Value)
+	if !ok || n.Start == nil || n.Start.Position == nil || key.Position == nil ||
+		key.Type == token.SingleQuoteType || key.Type == token.DoubleQuoteType {
+		return "", false
+	}
+	colon, next := n.Start.Position, place(n.Value)
+	if next != (position{colon.Line, colon.Column + 1}) || key.Position.Column+len(key.Value) != colon.Column {
+		return "", false
+	}
+	return key.Value + ":" + value, true
 }
 
 // describe says what a value is, for "must be …, is …".

@@ -83,9 +83,14 @@ func (d *decoder) faults() []Fault {
 
 // nearest returns the word of words that got was most likely meant to be, or "".
 func nearest(got string, words []string) string {
+	got = strings.ToLower(got)
 	best, bestD := "", 3
 	for _, w := range words {
-		if d := distance(strings.ToLower(got), w); d < bestD && d*2 <= len(w) {
+		d := distance(got, w)
+		if len(w) > 2 && strings.HasPrefix(got, w) || len(got) > 2 && strings.HasPrefix(w, got) {
+			d = min(d, 2) // "warning" for "warn"
+		}
+		if d < bestD && d*2 <= len(w) {
 			best, bestD = w, d
 		}
 	}
