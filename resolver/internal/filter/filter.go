@@ -1,0 +1,414 @@
+// Package filter matches names and addresses against compiled rules.
+//
+// A Matcher is immutable and safe for concurrent use. It holds up to MaxLists numbered lists in one index,
+// so that a query costs the same whatever number of them a user has chosen: for each suffix of the name one
+// probe by hash yields the set of lists that have a rule there, and a user's choice is a Set to intersect
+// with it. Private lists and custom rules are Matchers of one list, made by Compile.
+//
+// Names go in as canonical wire form (package dnsname). Out comes a Result: the verdict of all chosen lists
+// together with the list and line of the rule that decided; the text of the rule is the list's line. Within
+// the chosen lists the first of these wins, as in AdGuard: rewrites, $important exceptions, $important
+// blocks, exceptions, blocks, hosts lines. A rule of one chosen list disables its twins in all ($badfilter).
+// What stands above and below that order (a user's settings, services, schedules) is package policy's.
+//
+// How it is kept. A rule that needs no more than a suffix is sixteen bytes in an open-addressing table, keyed
+// by the 64-bit SipHash of the suffix, and a line number; two names are taken for the same only if all 64
+// bits agree, under a key that no list author knows. The rest, patterns, expressions and rules with
+// conditions, hang off a suffix or off four or eight literal bytes that any name they match must contain; the
+// few that have none are tried on every name. A base table and up to MaxOverlays younger ones are searched
+// together, so that a changed list costs its own size, and Merge makes them one again.
+//
+// Matching allocates nothing, does no I/O, and takes time that the lists' authors cannot stretch beyond a
+// scan of the rules that share a literal. The root name is never filtered.
+package filter
+
+import (
+	"net/netip"
+	"unsafe"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
+)
+
+// A Verdict is what the rules say about a name.
+type Verdict uint8
+
+// The verdicts.
+const (
+	None      Verdict = iota // no rule matches
+	Blocked                  // answer by the blocking mode, or by Matcher.HostAddrs
+	Allowed                  // an exception lets it pass
+	Rewritten                // answer as Matcher.Rewrite says
+)
+
+// String returns the verdict's name as used outside of the program.
+func (v Verdict) String() string {
+	switch v {
+	case None:
+		return "none"
+	case Blocked:
+		return "blocked"
+	case Allowed:
+		return "allowed"
+	case Rewritten:
+		return "rewritten"
+	}
+	return "invalid"
+}
+
+// Query is what a rule may ask about beyond the name. The zero value is a query by nobody in particular.
+type Query struct {
+	Type   uint16     // QTYPE; when judging an answer, the type of the record
+	Client string     // the device's name or id, for $client
+	Addr   netip.Addr // the client's address, for $client
+	Tags   []string   // the device's tags, for $ctag
+	// NoRewrite leaves rewrites out, for a caller that must know what the other rules say.
+	NoRewrite bool
+}
+
+// maxRefs is how many rewrites, or addresses of hosts lines, one answer can be made of. More are left out.
+const maxRefs = 16
+
+// A Result is the verdict on one name. It belongs to the Matcher that gave it.
+type Result struct {
+	Verdict   Verdict
+	Important bool   // the deciding rule is $important
+	List      uint16 // the number of the list of the deciding rule
+	Line      uint32 // its line, from 1
+
+	rank  uint8
+	hosts uint8 // bits of hosts forms, from HostNull4
+	n     uint8
+	refs  [maxRefs]uint32 // rules whose rewrites or addresses make the answer
+}
+
+// Match judges a name by the lists chosen; nil chooses all.
+func (m *Matcher) Match(name []byte, lists *Set, q *Query) Result {
+	var h [dnsname.MaxLabels + 1]uint64
+	n := dnsname.SuffixHashes(m.key, name, &h)
+	return m.MatchHashed(name, h[:n], lists, q)
+}
+
+// MatchHashed is Match for a caller that has the name's suffix hashes: hashes[i] is that of the suffix of
+// i+1 labels, under the Matcher's key.
+func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query) Result {
+	var j judgement
+	j.q, j.lists = q, lists
+	if lists == nil {
+		j.lists = &all
+	}
+	for i := len(hashes) - 1; i >= 0; i-- {
+		m.suffix(&j, hashes[i], i == len(hashes)-1)
+	}
+	if len(m.rules.all) > 0 && len(hashes) > 0 {
+		m.complex(&j, name, hashes)
+	}
+	return j.finish(m, name)
+}
+
+// MatchAddr judges an address found in an answer; q.Type is the type of its record. Rules know an address by
+// its text: ||192.0.2.1^, the bare line 192.0.2.1, and expressions. Rules for names do not apply to it, nor
+// do those with $denyallow.
+func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
+	var buf [64]byte
+	name := rulelist.AppendAddr(buf[:0], addr.Unmap())
+	var h [dnsname.MaxLabels + 1]uint64
+	n := dnsname.SuffixHashes(m.key, name, &h)
+	var j judgement
+	j.q, j.lists = q, lists
+	if lists == nil {
+		j.lists = &all
+	}
+	j.addr = true
+	m.suffix(&j, h[n-1], true)
+	if len(m.rules.all) > 0 {
+		m.complex(&j, name, h[n-1:n])
+	}
+	return j.finish(m, name)
+}
+
+// judgement is the work in progress on one name.
+type judgement struct {
+	q     *Query
+	lists *Set
+	addr  bool // the name is the text of an address
+	r     Result
+
+	nRewrite, nCancel, nHost  int
+	rewrite, cancel, hostAddr [maxRefs]uint32
+}
+
+// ranks orders rules of the table and others alike; a higher one wins.
+const (
+	rankHostOther = 1 + iota // a hosts line of the other address family
+	rankHost
+	rankBlock
+	rankAllow
+	rankImportantBlock
+	rankImportantAllow
+)
+
+func rank(allow, important bool) uint8 {
+	switch {
+	case allow && important:
+		return rankImportantAllow
+	case important:
+		return rankImportantBlock
+	case allow:
+		return rankAllow
+	}
+	return rankBlock
+}
+
+// take makes a rule the deciding one if it outranks what is there.
+func (j *judgement) take(rank uint8, list uint16, line uint32) {
+	if rank > j.r.rank {
+		j.r.rank, j.r.List, j.r.Line = rank, list, line
+	}
+}
+
+func hostRank(v6 bool, qtype uint16) uint8 {
+	if v6 == (qtype == typeAAAA) {
+		return rankHost
+	}
+	return rankHostOther
+}
+
+const (
+	typeA    = 1
+	typeAAAA = 28
+)
+
+// finish turns what was found into the result.
+func (j *judgement) finish(m *Matcher, name []byte) Result {
+	r := &j.r
+	if j.nRewrite > 0 && j.rewritten(m, name) {
+		return *r
+	}
+	switch r.rank {
+	case 0:
+		return *r
+	case rankAllow, rankImportantAllow:
+		r.Verdict = Allowed
+	default:
+		r.Verdict = Blocked
+	}
+	r.Important = r.rank >= rankImportantBlock
+	if r.rank > rankHost {
+		r.hosts = 0
+		return *r
+	}
+	r.n = uint8(copy(r.refs[:], j.hostAddr[:j.nHost]))
+	return *r
+}
+
+// rewritten applies the exceptions to the rewrites and says whether any are left.
+func (j *judgement) rewritten(m *Matcher, name []byte) bool {
+	rules := m.rules.all
+	left := j.rewrite[:0]
+	for _, id := range j.rewrite[:j.nRewrite] {
+		c := &rules[id]
+		rw := c.more.mods.Rewrite
+		cancelled := rw.CNAME != "" && sameName(rw.CNAME, name) // a name to itself is no rewrite
+		for _, x := range j.cancel[:j.nCancel] {
+			e := &rules[x]
+			v := e.more.mods.Rewrite
+			if (v.Any || *v == *rw) && (e.flags&isImportant != 0 || c.flags&isImportant == 0) {
+				cancelled = true
+			}
+		}
+		if !cancelled {
+			left = append(left, id)
+		}
+	}
+	if len(left) == 0 {
+		return false
+	}
+	// In the order of the lists, so that the answer does not depend on how the rules were found.
+	for i := 1; i < len(left); i++ {
+		for k := i; k > 0 && rules[left[k]].before(&rules[left[k-1]]); k-- {
+			left[k], left[k-1] = left[k-1], left[k]
+		}
+	}
+	// A response code goes before a name, a name before data.
+	kind := func(id uint32) int {
+		switch rw := rules[id].more.mods.Rewrite; {
+		case rw.RCode != 0:
+			return 0
+		case rw.CNAME != "":
+			return 1
+		}
+		return 2
+	}
+	lead := 0
+	for i := range left {
+		if kind(left[i]) < kind(left[lead]) {
+			lead = i
+		}
+	}
+	r := &j.r
+	c := &rules[left[lead]]
+	*r = Result{Verdict: Rewritten, Important: c.flags&isImportant != 0, List: c.list, Line: c.line}
+	if kind(left[lead]) < 2 {
+		r.refs[0], r.n = left[lead], 1
+	} else {
+		r.n = uint8(copy(r.refs[:], left))
+	}
+	return true
+}
+
+// sameName reports whether text, lower case without a final dot, is the name in wire form.
+func sameName(text string, name []byte) bool {
+	if len(text)+2 != len(name) {
+		return false
+	}
+	at := 0
+	for i := range len(text) {
+		if i == at+int(name[at]) {
+			if text[i] != '.' {
+				return false
+			}
+			at = i + 1
+		} else if text[i] != name[i+1] {
+			return false
+		}
+	}
+	return true
+}
+
+// An Answer is what the rewrites of a Result add up to.
+type Answer struct {
+	RCode uint16
+	CNAME string   // if not empty, the name to resolve instead, without the final dot; the rest means nothing
+	Data  []string // RDATA of the asked type in presentation form; none with RCode NOERROR is NODATA
+}
+
+// Rewrite returns the answer to give for a Result of this Matcher that is Rewritten.
+func (m *Matcher) Rewrite(r *Result, qtype uint16) Answer {
+	var a Answer
+	for _, id := range r.refs[:r.n] {
+		rw := m.rules.all[id].more.mods.Rewrite
+		switch {
+		case rw.RCode != 0:
+			return Answer{RCode: rw.RCode}
+		case rw.CNAME != "":
+			return Answer{CNAME: rw.CNAME}
+		case rw.Type == qtype && rw.Type != 0:
+			a.Data = appendNew(a.Data, rw.Value)
+		}
+	}
+	return a
+}
+
+// HostAddrs returns the addresses that hosts lines gave, of the family asked for. Those that are neither
+// unspecified nor loopback are what the resolver answers with; otherwise the blocking mode decides.
+func (m *Matcher) HostAddrs(r *Result, qtype uint16) []netip.Addr {
+	var addrs []netip.Addr
+	if r.Verdict != Blocked || qtype != typeA && qtype != typeAAAA {
+		return nil
+	}
+	for i, a := range [...]netip.Addr{netip.IPv4Unspecified(), netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Unspecified(), netip.IPv6Loopback()} {
+		if r.hosts&(1<<i) != 0 && a.Is4() == (qtype == typeA) {
+			addrs = append(addrs, a)
+		}
+	}
+	for _, id := range r.refs[:r.n] {
+		if a := m.rules.all[id].more.addr; a.Is4() == (qtype == typeA) {
+			addrs = appendNew(addrs, a)
+		}
+	}
+	return addrs
+}
+
+func appendNew[T comparable](s []T, v T) []T {
+	for _, w := range s {
+		if v == w {
+			return s
+		}
+	}
+	return append(s, v)
+}
+
+// Facts are what a Matcher knows about a name whoever asks: the places in the index that the name meets.
+// Kept beside a stored answer, they make judging it again a matter of bit sets. The zero Facts know nothing.
+type Facts struct {
+	generation uint64
+	refs       [4]uint32
+	n          uint8
+	exact      uint8 // bits: refs[i] is met by the whole name
+	layer      [4]uint8
+	full       bool // Judge must match from the beginning
+}
+
+// Facts returns what is known about a name. The hashes are as for MatchHashed.
+func (m *Matcher) Facts(name []byte, hashes []uint64) Facts {
+	f := Facts{generation: m.generation}
+	for i := len(hashes) - 1; i >= 0; i-- {
+		for l := range m.layers {
+			at, ok := m.layers[l].find(hashes[i])
+			if !ok {
+				continue
+			}
+			if f.n == uint8(len(f.refs)) {
+				f.full = true
+				return f
+			}
+			f.refs[f.n], f.layer[f.n] = uint32(at), uint8(l)
+			if i == len(hashes)-1 {
+				f.exact |= 1 << f.n
+			}
+			f.n++
+		}
+	}
+	f.full = len(hashes) > 0 && m.rules.any(name, hashes)
+	// Layers that meet at one suffix may hold each other's $badfilter; leave that to the full match.
+	f.full = f.full || len(m.layers) > 1 && f.n > 1
+	return f
+}
+
+// Judge is Match by facts taken before. It reports false if they are of another Matcher, or none: then Match,
+// and take new ones.
+func (m *Matcher) Judge(f *Facts, name []byte, lists *Set, q *Query) (Result, bool) {
+	if f.generation != m.generation {
+		return Result{}, false
+	}
+	if f.full {
+		return m.Match(name, lists, q), true
+	}
+	if f.n == 0 {
+		return Result{}, true
+	}
+	var j judgement
+	j.q, j.lists = q, lists
+	if lists == nil {
+		j.lists = &all
+	}
+	for i := range int(f.n) {
+		l := &m.layers[f.layer[i]]
+		s := l.slots[f.refs[i]]
+		l.eval(&j, s, f.exact&(1<<i) != 0, l.voids(s, j.lists))
+	}
+	return j.finish(m, name), true
+}
+
+// appendText writes a name in wire form as text, without the final dot. A dot inside a label becomes a zero
+// byte, so that dots are label boundaries and nothing else.
+func appendText(b, name []byte) []byte {
+	for i := 0; i < len(name) && name[i] != 0; {
+		l := int(name[i])
+		if i > 0 {
+			b = append(b, '.')
+		}
+		for _, c := range name[i+1 : min(len(name), i+1+l)] {
+			if c == '.' {
+				c = 0
+			}
+			b = append(b, c)
+		}
+		i += 1 + l
+	}
+	return b
+}
+
+// view returns b as a string that shares its memory.
+func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }

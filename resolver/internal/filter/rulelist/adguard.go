@@ -1,0 +1,347 @@
+package rulelist
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"regexp/syntax"
+	"strings"
+)
+
+const (
+	// maxPattern bounds a pattern or expression; a name has at most 253 bytes.
+	maxPattern = 1024
+	// maxInsts bounds one compiled expression, and maxAllInsts those of one list together: RE2 is linear in
+	// time but an expression like (\w{1,500}){2} costs memory and every step costs time.
+	maxInsts    = 2_000
+	maxAllInsts = 400_000
+)
+
+// adguard reads a rule in the syntax of AdGuard and uBlock.
+func (p *parser) adguard(line []byte) {
+	p.rule = Rule{Line: p.line}
+	if reason := p.adguardRule(string(line)); reason != "" {
+		p.complain(line, reason)
+		return
+	}
+	p.hand()
+}
+
+// adguardRule fills p.rule and returns why it cannot be used, or "".
+func (p *parser) adguardRule(s string) string {
+	r := &p.rule
+	if rest, ok := strings.CutPrefix(s, "@@"); ok {
+		r.Allow = true
+		s = rest
+	}
+	pattern, mods := splitModifiers(s)
+	if strings.HasPrefix(mods, "$") {
+		return "cosmetic rule: nothing for DNS" // example.org$$script
+	}
+	if mods != "" {
+		if reason := p.modifiers(mods); reason != "" {
+			return reason
+		}
+	} else if pattern == "" {
+		return "empty rule"
+	}
+	if len(pattern) > maxPattern {
+		return fmt.Sprintf("a pattern longer than %d bytes", maxPattern)
+	}
+	if len(pattern) > 2 && pattern[0] == '/' && pattern[len(pattern)-1] == '/' {
+		return p.expression(pattern[1 : len(pattern)-1])
+	}
+	return p.pattern(pattern)
+}
+
+// splitModifiers cuts s at the $ that begins the modifiers. In an expression that is the $ after the closing
+// slash; elsewhere the first one that is not escaped.
+func splitModifiers(s string) (pattern, mods string) {
+	regex := strings.HasPrefix(s, "/")
+	for i := 0; i < len(s); i++ {
+		switch s[i] {
+		case '\\':
+			i++
+		case '/':
+			if regex && i > 0 {
+				if i == len(s)-1 {
+					return s, ""
+				}
+				if s[i+1] == '$' {
+					return s[:i+1], s[i+2:]
+				}
+			}
+		case '$':
+			if !regex {
+				return s[:i], s[i+1:]
+			}
+		}
+	}
+	if regex { // no closing slash, so it is a pattern
+		if i := strings.IndexByte(s, '$'); i >= 0 {
+			return s[:i], s[i+1:]
+		}
+	}
+	return s, ""
+}
+
+// pattern reads a pattern of ||, |, ^ and *.
+//
+// A name has no separators inside, so ^ means the end of the name. Patterns are understood as if matched
+// against http://NAME, which is how rules that begin with :// or http:// come to mean the start of the name.
+func (p *parser) pattern(raw string) string {
+	r := &p.rule
+	restricted := r.Mods.restricts()
+	s := strings.ToLower(strings.ReplaceAll(raw, `\$`, "$"))
+	if rest, ok := strings.CutSuffix(s, "/*"); ok {
+		s = rest + "^"
+	}
+	r.Pattern = s
+	if s == "://" || s == "http://" {
+		return "matches every name"
+	}
+	if strings.HasPrefix(s, "https:") || strings.HasPrefix(s, "|http:") || strings.HasPrefix(s, "|https:") {
+		return "a URL; no name matches it"
+	}
+	wide := len(s) < 3 && !restricted
+
+	var g Pattern
+	head, tail := "", ""
+	switch {
+	case strings.HasPrefix(s, "://"):
+		s, g.Start = s[3:], AtName
+	case strings.HasPrefix(s, "http://"):
+		s, g.Start = s[7:], AtName
+	case isSlashLabel(s):
+		s, g.Start = s[1:], AtName
+	case strings.HasPrefix(s, "||"):
+		s, g.Start, head = s[2:], AtLabel, "||"
+	case strings.HasPrefix(s, "|"):
+		s, g.Start, head = s[1:], AtName, "|"
+	}
+	if rest := strings.TrimLeft(s, "*"); rest != s {
+		// At any start, a run of anything first means anywhere.
+		head += s[:len(s)-len(rest)]
+		s, g.Start = rest, Anywhere
+	}
+	switch {
+	case strings.HasSuffix(s, "^|"):
+		s, g.End, tail = s[:len(s)-2], true, "^|"
+	case strings.HasSuffix(s, "|"):
+		s, g.End, tail = s[:len(s)-1], true, "|"
+	default:
+		rest := strings.TrimRight(s, "*")
+		if strings.HasSuffix(rest, "^") {
+			tail = s[len(rest)-1:]
+			s, g.End = rest[:len(rest)-1], true
+		} else {
+			s = rest
+		}
+	}
+	if s2 := strings.TrimRight(s, "*"); s2 != s { // ends with "*^": open after all
+		s, g.End = s2, false
+	}
+	if wide && s == "" {
+		return "matches every name"
+	}
+	literal := len(s) - strings.Count(s, "*")
+	if literal < 3 && g.Start == Anywhere && !g.End && s != "" && !restricted {
+		return "fewer than three characters anywhere in a name match too much"
+	}
+	if a, ok := ascii(s); ok {
+		s = a
+	}
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() && g.Start != Anywhere {
+		r.Form = Exact
+		r.Name = AppendAddr(p.name[:0], addr)
+		r.Glob = Pattern{Text: addr.WithZone("").String(), Start: AtName, End: true}
+		return ""
+	}
+	if reason := deadPattern(s, g); reason != "" {
+		return reason
+	}
+	for strings.Contains(s, "**") {
+		s = strings.ReplaceAll(s, "**", "*")
+	}
+	g.Text = s
+	r.Glob, r.Form = g, Glob
+	if s == "" && !restricted && !r.Allow && !r.Bad {
+		p.world(raw)
+	}
+	if f := formOf(head, tail); f != Glob && g.End && s != "" && !strings.Contains(s, "*") {
+		if dotted := f.Scope() == ScopeBelow; dotted != (s[0] == '.') {
+			return ""
+		}
+		if n := hostName(&p.name, []byte(strings.TrimPrefix(s, "."))); n > 0 {
+			r.Form, r.Name = f, p.name[:n]
+		}
+	}
+	return ""
+}
+
+func formOf(head, tail string) Form {
+	switch head + " " + tail {
+	case "|| ^":
+		return Subtree
+	case "|| ^|":
+		return SubtreeBoth
+	case "|| |":
+		return SubtreePipe
+	case "| ^":
+		return Exact
+	case "| |":
+		return ExactPipe
+	case "| ^|":
+		return ExactBoth
+	case " ^":
+		return Below
+	case "* ^":
+		return BelowStar
+	case "||* ^":
+		return BelowPipes
+	}
+	return Glob
+}
+
+// isSlashLabel reports whether s is a slash and the beginning of a name that ends with a dot: /ads. means a
+// name that begins with "ads.".
+func isSlashLabel(s string) bool {
+	if len(s) <= 3 || s[0] != '/' || s[len(s)-1] != '.' {
+		return false
+	}
+	for i := 1; i < len(s); i++ {
+		if c := class[s[i]]; (c == 0 || c == '_') && s[i] != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+// deadPattern returns why no name can match, or "". A slash could stand in a name (RFC 2317), but rules with
+// one mean paths of URLs, so they are named rather than kept.
+func deadPattern(s string, g Pattern) string {
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case class[c] != 0, c == '.', c == '*', c == '$':
+		case c == '/':
+			return "a path: DNS sees names only"
+		case c == ':':
+			return "a port or scheme: DNS sees names only"
+		case c == '^' || c == '|':
+			return "a mark inside a name matches nothing"
+		case c == ' ' || c == '\t':
+			return "a blank inside a pattern"
+		case c >= 0x80:
+			return "characters that have no A-label"
+		default:
+			return fmt.Sprintf("no host name has a %q", c)
+		}
+	}
+	switch {
+	case strings.HasPrefix(s, ".") && g.Start != Anywhere:
+		return "no name or label begins with a dot"
+	case strings.HasSuffix(s, ".") && g.End:
+		return "no name ends with a dot here"
+	case strings.Contains(s, ".."):
+		return "an empty label"
+	case len(s)-strings.Count(s, "*") > 253:
+		return "longer than any name"
+	}
+	return ""
+}
+
+// expression reads a regular expression.
+func (p *parser) expression(e string) string {
+	r := &p.rule
+	r.Form, r.Pattern = Regex, e
+	for i := 0; i < len(e); i++ {
+		if e[i] >= 0x80 {
+			return "an expression with characters that no A-label has"
+		}
+	}
+	re, err := syntax.Parse(Insensitive(e), syntax.Perl)
+	if err != nil {
+		return "expression: " + strings.TrimPrefix(err.Error(), "error parsing regexp: ")
+	}
+	prog, err := syntax.Compile(re.Simplify())
+	if err != nil {
+		return "expression: " + err.Error()
+	}
+	if len(prog.Inst) > maxInsts {
+		return "an expression that costs too much"
+	}
+	if p.insts += len(prog.Inst); p.insts > maxAllInsts {
+		return "the list's expressions together cost too much"
+	}
+	if matchesAll(re) && !r.Allow && !r.Bad && !r.Mods.restricts() {
+		p.world("/" + e + "/")
+	}
+	return ""
+}
+
+// Insensitive returns e, the text of a Regex rule, as package regexp is to read it.
+func Insensitive(e string) string { return "(?i)" + e }
+
+// matchesAll reports whether an expression surely matches every name: it is made of parts that may all be
+// empty, or are runs of anything.
+func matchesAll(re *syntax.Regexp) bool {
+	switch re.Op {
+	case syntax.OpEmptyMatch, syntax.OpStar, syntax.OpQuest, syntax.OpAnyChar, syntax.OpAnyCharNotNL:
+		return true
+	case syntax.OpBeginText, syntax.OpBeginLine, syntax.OpEndText, syntax.OpEndLine:
+		return true
+	case syntax.OpCapture, syntax.OpPlus:
+		return matchesAll(re.Sub[0])
+	case syntax.OpRepeat:
+		return re.Min == 0 || re.Min == 1 && matchesAll(re.Sub[0])
+	case syntax.OpConcat:
+		// Anchors at both ends with bounded parts between do not match all; be content with the plain cases.
+		bounded := false
+		for _, s := range re.Sub {
+			if !matchesAll(s) {
+				return false
+			}
+			switch s.Op {
+			case syntax.OpBeginText, syntax.OpBeginLine, syntax.OpEndText, syntax.OpEndLine:
+				bounded = true
+			}
+		}
+		if bounded {
+			for _, s := range re.Sub {
+				if s.Op == syntax.OpStar || s.Op == syntax.OpPlus {
+					return s.Sub[0].Op == syntax.OpAnyChar || s.Sub[0].Op == syntax.OpAnyCharNotNL
+				}
+			}
+			return false
+		}
+		return true
+	case syntax.OpAlternate:
+		for _, s := range re.Sub {
+			if matchesAll(s) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *parser) world(text string) {
+	if len(p.report.World) < MaxComplaints {
+		p.report.World = append(p.report.World, Complaint{p.line, clip([]byte(text)), "blocks every name"})
+	}
+}
+
+// unescape removes the backslash before a comma, a pipe, a quote or a backslash.
+func unescape(s string) string {
+	if !strings.Contains(s, `\`) {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+1 < len(s) && bytes.IndexByte([]byte(`,|'"\`), s[i+1]) >= 0 {
+			i++
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}

@@ -1,0 +1,367 @@
+package filter
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math/bits"
+	"slices"
+
+	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
+)
+
+// A posting is one rule that a suffix and its kind tell completely, on its way into a table. The order of
+// postings is that of their fields.
+type posting struct {
+	hash uint64 // of the suffix; never 0
+	at   uint64 // kind << 41 | list << 32 | line
+}
+
+// A kind is form << 3 | allow << 2 | important << 1 | bad, in seven bits. Rules that differ in the last bit
+// alone are twins.
+type kind uint8
+
+func kindOf(r *rulelist.Rule) kind {
+	k := kind(r.Form) << 3
+	if r.Allow {
+		k |= 4
+	}
+	if r.Important {
+		k |= 2
+	}
+	if r.Bad {
+		k |= 1
+	}
+	return k
+}
+
+func (k kind) form() rulelist.Form { return rulelist.Form(k >> 3) }
+
+// kinds says of each kind what matching needs.
+var kinds = func() (t [128]struct {
+	scope rulelist.Scope
+	rank  uint8 // 0 for hosts lines
+}) {
+	for i := range t {
+		k := kind(i)
+		t[i].scope = k.form().Scope()
+		if !k.form().IsHost() {
+			t[i].rank = rank(k&4 != 0, k&2 != 0)
+		}
+	}
+	return t
+}()
+
+// A table holds postings by hash, in order of hash: slot i lies at or after its hash's share of span, so a
+// search ends at the first greater hash or free slot. Sets of (kind, list) are interned.
+type table struct {
+	slots []slot
+	span  uint64
+	// sets holds what slots refer to: sections, each a header and the words of a Set that are not zero.
+	// header = kind | words present << 8 | place of its first line << 16 | 1 << 63 if it is the last section
+	sets  []uint64
+	lines []uint32
+	rules int
+}
+
+// A slot is one suffix.
+type slot struct {
+	hash  uint64 // 0 if free
+	set   uint32 // an index of sets; with the top bit: the only posting's kind and list
+	lines uint32 // an index of lines; or the only posting's line
+}
+
+const single = 1 << 31
+
+// find returns the place of a hash.
+func (t *table) find(hash uint64) (int, bool) {
+	hash = max(hash, 1)
+	at, _ := bits.Mul64(hash, t.span)
+	for i := int(at); i < len(t.slots); i++ {
+		h := t.slots[i].hash
+		if h == hash {
+			return i, true
+		}
+		if h > hash || h == 0 {
+			break
+		}
+	}
+	return 0, false
+}
+
+// newTable makes a table of postings, which it reorders.
+func newTable(ps []posting) *table {
+	sortPostings(ps)
+	// A rule that stands twice in a list is kept once, at its first line.
+	ps = slices.CompactFunc(ps, func(a, b posting) bool { return a.hash == b.hash && a.at>>32 == b.at>>32 })
+	suffixes := 0
+	for i := range ps {
+		if i == 0 || ps[i].hash != ps[i-1].hash {
+			suffixes++
+		}
+	}
+	t := &table{rules: len(ps), span: uint64(suffixes)*4/3 + 1}
+	t.slots = make([]slot, t.span, t.span+64)
+	interned := map[string]uint32{}
+	var key []byte
+	next := 0
+	for i := 0; i < len(ps); {
+		n := i + 1
+		for n < len(ps) && ps[n].hash == ps[i].hash {
+			n++
+		}
+		s := slot{hash: ps[i].hash}
+		if n == i+1 {
+			s.set, s.lines = single|uint32(ps[i].at>>32), uint32(ps[i].at)
+		} else {
+			key = key[:0]
+			s.lines = uint32(len(t.lines))
+			for _, p := range ps[i:n] {
+				key = binary.LittleEndian.AppendUint16(key, uint16(p.at>>32))
+				t.lines = append(t.lines, uint32(p.at))
+			}
+			set, ok := interned[string(key)]
+			if !ok {
+				set = uint32(len(t.sets))
+				t.addSet(ps[i:n])
+				interned[string(key)] = set
+			}
+			s.set = set
+		}
+		home, _ := bits.Mul64(s.hash, t.span)
+		next = max(next, int(home))
+		if next >= len(t.slots) {
+			t.slots = append(t.slots, slot{})
+		}
+		t.slots[next] = s
+		next++
+		i = n
+	}
+	t.sets = slices.Clip(t.sets)
+	t.lines = append(make([]uint32, 0, len(t.lines)), t.lines...)
+	return t
+}
+
+// addSet appends the sections of the postings of one suffix.
+func (t *table) addSet(ps []posting) {
+	base := 0
+	for i := 0; i < len(ps); {
+		k := kind(ps[i].at >> 41)
+		var s Set
+		n := i
+		for ; n < len(ps) && kind(ps[n].at>>41) == k; n++ {
+			s.Add(int(ps[n].at >> 32 & (MaxLists - 1)))
+		}
+		head := uint64(k) | uint64(base)<<16
+		base += n - i
+		i = n
+		if i == len(ps) {
+			head |= 1 << 63
+		}
+		for w := range s {
+			if s[w] != 0 {
+				head |= 1 << (8 + w)
+			}
+		}
+		t.sets = append(t.sets, head)
+		for w := range s {
+			if s[w] != 0 {
+				t.sets = append(t.sets, s[w])
+			}
+		}
+	}
+}
+
+// sortPostings sorts by hash and place: into 2^k bins by the first bits of the hash, which are as good as
+// random, then each bin.
+func sortPostings(ps []posting) {
+	compare := func(a, b posting) int {
+		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(a.at, b.at))
+	}
+	k := bits.Len(uint(len(ps))) - 4
+	if k < 4 {
+		slices.SortFunc(ps, compare)
+		return
+	}
+	k = min(k, 14)
+	shift := 64 - k
+	ends := make([]int, 1<<k+1)
+	for _, p := range ps {
+		ends[p.hash>>shift+1]++
+	}
+	for i := 1; i < len(ends); i++ {
+		ends[i] += ends[i-1]
+	}
+	// In place, cycle by cycle: heads[b] is where bin b's next posting goes.
+	heads := slices.Clone(ends[:len(ends)-1])
+	for b := range heads {
+		for heads[b] < ends[b+1] {
+			p := ps[heads[b]]
+			for {
+				to := p.hash >> shift
+				if int(to) == b {
+					break
+				}
+				ps[heads[to]], p = p, ps[heads[to]]
+				heads[to]++
+			}
+			ps[heads[b]] = p
+			heads[b]++
+		}
+		slices.SortFunc(ps[ends[b]:ends[b+1]], compare)
+	}
+}
+
+// postings appends the table's postings of the lists in keep.
+func (t *table) postings(ps []posting, keep *Set) []posting {
+	for _, s := range t.slots {
+		if s.hash == 0 {
+			continue
+		}
+		if s.set&single != 0 {
+			if keep.Has(int(s.set & (MaxLists - 1))) {
+				ps = append(ps, posting{s.hash, uint64(s.set&^single)<<32 | uint64(s.lines)})
+			}
+			continue
+		}
+		line := s.lines
+		for at := s.set; ; {
+			head := t.sets[at]
+			at++
+			for w := range MaxLists / 64 {
+				if head&(1<<(8+w)) == 0 {
+					continue
+				}
+				for word := t.sets[at]; word != 0; word &= word - 1 {
+					list := w*64 + bits.TrailingZeros64(word)
+					if keep.Has(list) {
+						ps = append(ps, posting{s.hash, uint64(kind(head)&127)<<41 | uint64(list)<<32 | uint64(t.lines[line])})
+					}
+					line++
+				}
+				at++
+			}
+			if head>>63 != 0 {
+				break
+			}
+		}
+	}
+	return ps
+}
+
+// A layer is a table as one Matcher sees it.
+type layer struct {
+	*table
+	live Set // the lists whose rules here count; the others are in younger layers, or gone
+}
+
+// voids returns the twins that rules of the chosen lists disable at a slot: bit k/2 for kind k.
+func (l *layer) voids(s slot, lists *Set) uint64 {
+	if s.set&single != 0 {
+		k, list := kind(s.set>>9&127), s.set&(MaxLists-1)
+		if k&1 != 0 && lists[list/64]&l.live[list/64]&(1<<(list%64)) != 0 {
+			return 1 << (k >> 1)
+		}
+		return 0
+	}
+	var v uint64
+	for at := s.set; ; {
+		head := l.sets[at]
+		at++
+		k := kind(head & 127)
+		if k&1 == 0 {
+			at += uint32(bits.OnesCount64(head & 0xff00))
+		} else {
+			for m := head & 0xff00; m != 0; m &= m - 1 {
+				w := bits.TrailingZeros64(m) - 8
+				if l.sets[at]&lists[w]&l.live[w] != 0 {
+					v |= 1 << (k >> 1)
+				}
+				at++
+			}
+		}
+		if head>>63 != 0 {
+			return v
+		}
+	}
+}
+
+// eval judges the rules at a slot that are not void.
+func (l *layer) eval(j *judgement, s slot, exact bool, void uint64) {
+	if s.set&single != 0 {
+		list := s.set & (MaxLists - 1)
+		if j.lists[list/64]&l.live[list/64]&(1<<(list%64)) != 0 {
+			j.simple(kind(s.set>>9&127), exact, void, uint16(list), s.lines)
+		}
+		return
+	}
+	for at := s.set; ; {
+		head := l.sets[at]
+		at++
+		line := s.lines + uint32(head>>16&0xffffff)
+		for m := head & 0xff00; m != 0; m &= m - 1 {
+			w := bits.TrailingZeros64(m) - 8
+			word := l.sets[at]
+			at++
+			if hit := word & j.lists[w] & l.live[w]; hit != 0 {
+				b := bits.TrailingZeros64(hit)
+				j.simple(kind(head&127), exact, void, uint16(w*64+b), l.lines[line+uint32(bits.OnesCount64(word&(1<<b-1)))])
+				// The first list is the one to name; the others of the section say the same.
+				for m &= m - 1; m != 0; m &= m - 1 {
+					at++
+				}
+				break
+			}
+			line += uint32(bits.OnesCount64(word))
+		}
+		if head>>63 != 0 {
+			return
+		}
+	}
+}
+
+// simple judges one rule of a table.
+func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line uint32) {
+	if k&1 != 0 || void&(1<<(k>>1)) != 0 {
+		return
+	}
+	info := &kinds[k]
+	if info.scope == rulelist.ScopeExact && !exact || info.scope == rulelist.ScopeBelow && exact {
+		return
+	}
+	if info.rank != 0 {
+		j.take(info.rank, list, line)
+		return
+	}
+	if j.addr {
+		return
+	}
+	f := k.form()
+	j.r.hosts |= 1 << (f - rulelist.HostNull4)
+	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), list, line)
+}
+
+// suffix judges the rules of all layers at one suffix.
+func (m *Matcher) suffix(j *judgement, hash uint64, exact bool) {
+	if len(m.layers) == 1 {
+		l := &m.layers[0]
+		if at, ok := l.find(hash); ok {
+			s := l.slots[at]
+			l.eval(j, s, exact, l.voids(s, j.lists))
+		}
+		return
+	}
+	var found [1 + MaxOverlays]slot
+	var void uint64
+	for i := range m.layers {
+		l := &m.layers[i]
+		if at, ok := l.find(hash); ok {
+			found[i] = l.slots[at]
+			void |= l.voids(found[i], j.lists)
+		}
+	}
+	for i := range m.layers {
+		if found[i].hash != 0 {
+			m.layers[i].eval(j, found[i], exact, void)
+		}
+	}
+}
