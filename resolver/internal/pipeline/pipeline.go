@@ -467,6 +467,7 @@ func fillEvent(e *query.Event, q *query.Query, after query.After) {
 	e.RCode, e.Source = q.Outcome.RCode, q.Source.Addr().As16()
 	e.Type, e.Class, e.DO, e.CD = q.Question.Type, q.Question.Class, q.Question.DO, q.Question.CD
 	e.View, e.Subnet = q.Question.View, q.Question.Subnet
+	e.Client, e.User = q.Client.Kind, q.Client.Profile.User
 	name := q.Question.Name
 	if after&(query.AfterRefresh|query.AfterStaleRefresh) != 0 {
 		name = q.Turn.Current.Name // what is near its end, which policy may have put in place of what was asked

@@ -30,10 +30,9 @@ type Event struct {
 	RCode     uint16
 	List      uint16
 	Line      uint32
-	User      uint64 // which user; 0 for a stranger
-	Device    uint64
+	Client    ClientKind
+	User      uint32 // the user's number in this process (usercache.Profile)
 	Source    [16]byte
-	Took      uint32 // microseconds from arrival
 	Type      uint16
 	Class     uint16
 	DO, CD    bool

@@ -69,4 +69,6 @@ var (
 	ErrUnreachable = errors.New("server unreachable")
 	// ErrTruncated: UDP said TC=1 and TCP gave nothing. Data of a truncated response is never used.
 	ErrTruncated = errors.New("truncated response, and TCP brought none")
+	// ErrBusy: too many exchanges with the server are outstanding. Nothing was sent, and it says nothing of it.
+	ErrBusy = errors.New("too many queries to one server outstanding")
 )

@@ -1,5 +1,7 @@
 package query
 
+import "github.com/sluice-dns/sluice/usercache"
+
 // A ClientKind is how well a client is known; limits differ by it.
 type ClientKind uint8
 
@@ -16,4 +18,7 @@ type Client struct {
 	Kind ClientKind
 	// Unlimited: no per-source limit applies (access.unlimited).
 	Unlimited bool
+	// Profile is the user's settings as they are for this device; the zero Profile, which filters nothing,
+	// for a client that nobody identified.
+	Profile usercache.Profile
 }
