@@ -1,0 +1,218 @@
+package exchange
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// loopback starts s on real sockets at the given address and returns the one chosen.
+func loopback(t *testing.T, s *auth, addr string, closeAfter int) netip.AddrPort {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Skipf("%s: %v", addr, err)
+		}
+		at := l.Addr().(*net.TCPAddr).AddrPort()
+		pc, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+		if err != nil { // the port is free over TCP alone
+			l.Close()
+			continue
+		}
+		go s.serveUDP(pc)
+		go s.serveTCP(l, closeAfter)
+		t.Cleanup(func() { pc.Close(); l.Close() })
+		return at
+	}
+}
+
+func newSockets(t *testing.T, o SocketOptions) *Exchange {
+	t.Helper()
+	tr, err := NewSockets(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := New(Options{Transport: tr})
+	t.Cleanup(func() { x.Close() })
+	return x
+}
+
+func askAt(server netip.AddrPort) query.Ask {
+	a := ask()
+	a.Server, a.Timeout = server, 5*time.Second
+	return a
+}
+
+func TestSocketsReuseAndReplacePorts(t *testing.T) {
+	s := &auth{udp: once(plain), tcp: plain}
+	x := newSockets(t, SocketOptions{Shard: 1})
+	servers := []netip.AddrPort{loopback(t, s, "127.0.0.1:0", 0), loopback(t, s, "127.0.0.3:0", 0)}
+	for i := range 3 * maxUses {
+		r, err := x.Ask(t.Context(), tree(), askAt(servers[i%2]))
+		if err != nil || r.TCP || r.RTT <= 0 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+	ports := map[uint16]int{}
+	for _, f := range s.from {
+		ports[f.Port()]++
+	}
+	if len(ports) < 2 || len(ports) > 4 {
+		t.Errorf("%d ports for %d queries: %v", len(ports), len(s.from), ports)
+	}
+	for p, n := range ports {
+		if p < 1024 || n > maxUses+1 {
+			t.Errorf("port %d used %d times", p, n)
+		}
+	}
+}
+
+func TestSocketsAreConcurrent(t *testing.T) {
+	s := &auth{udp: once(plain), tcp: plain}
+	x := newSockets(t, SocketOptions{Shard: 8})
+	at := loopback(t, s, "127.0.0.1:0", 0)
+	var wg sync.WaitGroup
+	for i := range 40 { // more than the shard has
+		wg.Go(func() {
+			for j := range 20 {
+				a := askAt(at)
+				a.Type = uint16(1000 + i*20 + j)
+				if _, err := x.Ask(t.Context(), tree(), a); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := x.Counters().Sent(); n < 800 {
+		t.Errorf("%d sent, want at least 800", n)
+	}
+}
+
+func TestSocketsSayWhenAServerIsUnreachable(t *testing.T) {
+	x := newSockets(t, SocketOptions{})
+	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := l.LocalAddr().(*net.UDPAddr).AddrPort()
+	l.Close()
+	for _, tcp := range []bool{false, true} {
+		a := askAt(nobody)
+		a.TCP = tcp
+		if _, err := x.Ask(t.Context(), tree(), a); !errors.Is(err, query.ErrUnreachable) {
+			t.Errorf("TCP %v: %v", tcp, err)
+		}
+	}
+}
+
+func TestSourceAddresses(t *testing.T) {
+	s := &auth{udp: once(plain), tcp: plain}
+	x := newSockets(t, SocketOptions{Sources: []netip.Addr{netip.MustParseAddr("127.0.0.7"), netip.MustParseAddr("127.0.0.8")}})
+	at := loopback(t, s, "127.0.0.1:0", 0)
+	for range 4 {
+		if _, err := x.Ask(t.Context(), tree(), askAt(at)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, f := range s.from {
+		if f.Addr() != s.from[0].Addr() || f.Addr().As4()[3] < 7 {
+			t.Errorf("asked from %v, before from %v", f, s.from[0])
+		}
+	}
+	for _, bad := range []netip.Addr{{}, netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("ff02::1")} {
+		if _, err := NewSockets(SocketOptions{Sources: []netip.Addr{bad}}); err == nil {
+			t.Errorf("source %v was accepted", bad)
+		}
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	s := &auth{udp: once(plain), tcp: plain}
+	x := newSockets(t, SocketOptions{})
+	at := loopback(t, s, "[::1]:0", 0)
+	for range 3 {
+		if r, err := x.Ask(t.Context(), tree(), askAt(at)); err != nil || r.TCP {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+}
+
+// What arrives at a socket between two uses must not meet the next query.
+func TestStrayDatagramRetiresTheSocket(t *testing.T) {
+	s := &auth{udp: func(q []byte) [][]byte { return [][]byte{plain(q), plain(q), plain(q)} }, tcp: plain}
+	x := newSockets(t, SocketOptions{Shard: 1})
+	at := loopback(t, s, "127.0.0.1:0", 0)
+	for range 20 {
+		r, err := x.Ask(t.Context(), tree(), askAt(at))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// A duplicate may still come between the look and the next query; it then is a mismatch like any
+		// other, and TCP answers.
+		if r.TCP && !r.Mismatch {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+func TestServerClosesIdleStream(t *testing.T) {
+	s := &auth{tcp: plain}
+	x := newSockets(t, SocketOptions{})
+	at := loopback(t, s, "127.0.0.1:0", 1)
+	for range 3 {
+		a := askAt(at)
+		a.TCP = true
+		tr := tree()
+		if _, err := x.Ask(t.Context(), tr, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.conns != 3 {
+		t.Errorf("%d connections, want 3", s.conns)
+	}
+}
+
+func TestCloseEndsTheExchange(t *testing.T) {
+	s := &auth{udp: once(plain), tcp: plain}
+	x := newSockets(t, SocketOptions{})
+	at := loopback(t, s, "127.0.0.1:0", 0)
+	if _, err := x.Ask(t.Context(), tree(), askAt(at)); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := x.Ask(t.Context(), tree(), askAt(at)); !errors.Is(err, net.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+func BenchmarkSockets(b *testing.B) {
+	pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer pc.Close()
+	s := &auth{udp: once(plain)}
+	go s.serveUDP(pc)
+	tr, err := NewSockets(SocketOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	x := New(Options{Transport: tr})
+	defer x.Close()
+	a := askAt(pc.LocalAddr().(*net.UDPAddr).AddrPort())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := x.Ask(b.Context(), tree(), a); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
