@@ -18,7 +18,7 @@ type Tree struct {
 	// Deadline ends the work.
 	Deadline clock.Instant
 
-	queries, failed, passed, hashes atomic.Int32
+	queries, failed, passed, hashes, missing atomic.Int32
 
 	mu         sync.Mutex
 	inProgress map[nameType]int
@@ -32,6 +32,7 @@ type Budget struct {
 	FailedValidations int           // 8
 	Validations       int           // 64 successful ones
 	NSEC3Hashes       int           // 64
+	MissingNames      int           // 4 name servers whose names have no address
 }
 
 // ErrLimit is what ends work that has spent its tree's budget; it says nothing of the question, so it is
@@ -54,6 +55,7 @@ func NewTree(now clock.Instant, b Budget) *Tree {
 	t.failed.Store(or(b.FailedValidations, 8))
 	t.passed.Store(or(b.Validations, 64))
 	t.hashes.Store(or(b.NSEC3Hashes, 64))
+	t.missing.Store(or(b.MissingNames, 4))
 	return t
 }
 
@@ -75,6 +77,10 @@ func (t *Tree) Validation() error { return spend(&t.passed, "validations") }
 
 // Hash charges one NSEC3 hash.
 func (t *Tree) Hash() error { return spend(&t.hashes, "NSEC3 hashes") }
+
+// MissingName charges one name server whose name turned out to have no address: delegations that consist of
+// such are how a stranger's zone would have us pester another (hardening A: NXNSAttack).
+func (t *Tree) MissingName() error { return spend(&t.missing, "name servers without an address") }
 
 // Left returns how many upstream queries may still be sent.
 func (t *Tree) Left() int { return int(max(t.queries.Load(), 0)) }
