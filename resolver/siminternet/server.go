@@ -147,6 +147,13 @@ func (s *server) loses(share float64) bool {
 	return s.loss.Float64() < share
 }
 
+// Handle gives a query to the server at an address without any network, and returns what the server would send,
+// after how long; no packets mean silence. The query is logged.
+func (in *Internet) Handle(server netip.Addr, tr Transport, from netip.AddrPort, query []byte) (packets [][]byte, delay time.Duration) {
+	out := in.handle(in.server(server), server, query, tr, from)
+	return out.packets, out.delay
+}
+
 // An outcome is what to send for one query: packets after a delay, or nothing.
 type outcome struct {
 	packets [][]byte

@@ -138,6 +138,7 @@ func StandardZones() []Zone {
 		{Name: "dname.example.", Servers: servers(leaf(12)), Algorithm: p256, Records: `
 			old DNAME ed25519.example.
 			own DNAME new
+			s   DNAME a.target.so.long.that.some.names.no.longer.fit
 			host.new A 198.18.7.1
 		`},
 
@@ -148,8 +149,8 @@ func StandardZones() []Zone {
 			{Name: "ns1.hoster.org.", Addrs: servers(leaf(13))},
 			{Name: "ns2.hoster.org.", Addrs: servers(leaf(14))},
 		}, Algorithm: p256, Records: "www A 198.18.8.3"},
-		{Name: "noglue.org.", NameServers: []NameServer{{Name: "ns2.hoster.org.", Addrs: servers(leaf(14))}}, NoSiblingGlue: true, Records: "www A 198.18.8.4"},
-		{Name: "glueless2.com.", NameServers: []NameServer{{Name: "dns.glueless.com.", Addrs: servers(leaf(15))}}, NoSiblingGlue: true, Records: "www A 198.18.8.5"},
+		{Name: "noglue.org.", NameServers: []NameServer{{Name: "ns2.hoster.org.", Addrs: servers(leaf(14))}}, NoSiblingGlue: true, Algorithm: p256, Records: "www A 198.18.8.4"},
+		{Name: "glueless2.com.", NameServers: []NameServer{{Name: "dns.glueless.com.", Addrs: servers(leaf(15))}}, NoSiblingGlue: true, Algorithm: ed, Records: "www A 198.18.8.5"},
 		{Name: "deep.sub.example.", Servers: servers(leaf(16)), Algorithm: p256, Records: "www A 198.18.8.6\na.b.c.d.e.f.g A 198.18.8.7"},
 
 		// Servers in trouble.
@@ -205,8 +206,8 @@ func StandardZones() []Zone {
 	}
 }
 
-// bigText is the number of 200-octet strings in the TXT record at big.example.
-const bigText = 12
+// The big answers: 200-octet strings in the TXT record at big.example., addresses of many.big.example.
+const bigText, bigMany = 12, 150
 
 func bigRecords() string {
 	var b strings.Builder
@@ -215,7 +216,7 @@ func bigRecords() string {
 		fmt.Fprintf(&b, ` "%s"`, bigString(i))
 	}
 	b.WriteString("\nsmall TXT \"fits\"\n")
-	for i := range 150 {
+	for i := range bigMany {
 		fmt.Fprintf(&b, "many A 198.18.13.%d\n", i+1)
 	}
 	return b.String()
