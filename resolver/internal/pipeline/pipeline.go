@@ -284,18 +284,17 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 		if refresh {
 			after |= query.AfterRefresh
 		}
-		a := entry.View()
-		v := p.o.Policy.Answer(q, &a, t.Verdict)
-		if oc, n, over := p.apply(q, &v, out); over {
-			t.Verdict = v
+		a, v := &q.Scratch.Answer, &q.Scratch.Verdict
+		*a = entry.View()
+		*v = p.o.Policy.Answer(q, a, t.Verdict)
+		if oc, n, over := p.apply(q, v, out); over {
 			return oc, n, after
 		}
 		if v.Kind == query.Redirected || v.Kind == query.Flattened {
-			t.Verdict = v
 			t.Stage = query.StageQuestion
 			continue
 		}
-		if n = p.o.Render.Answer(q, &a, now, out); n == 0 {
+		if n = p.o.Render.Answer(q, a, now, out); n == 0 {
 			return silent, 0, after
 		}
 		return done, n, after

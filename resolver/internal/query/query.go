@@ -166,6 +166,9 @@ type Scratch struct {
 	// Hashes receives suffix hashes of a name.
 	Hashes [dnsname.MaxLabels + 1]uint64
 	Name   [dnsname.MaxLen + 1]byte
+	// Answer and Verdict are of the step under way: behind interfaces they would escape one by one.
+	Answer  Answer
+	Verdict Verdict
 }
 
 // MaxEntry is the most bytes of a settled answer that the answer cache keeps; larger ones are made anew from

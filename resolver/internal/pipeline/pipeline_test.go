@@ -1,0 +1,512 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+	"github.com/sluice-dns/sluice/resolver/internal/render"
+)
+
+// stages are the fakes of one test; nil functions do nothing.
+type stages struct {
+	early, late, identify func(*query.Query) query.RefuseReason
+	question              func(*query.Query) query.Verdict
+	answer                func(*query.Query, *query.Answer, query.Verdict) query.Verdict
+	fetch                 func(context.Context, *query.Tree, query.Question) (settled.Entry, error)
+
+	mu    sync.Mutex
+	cache map[query.Question]settled.Entry
+	local map[query.Question]settled.Entry
+}
+
+func call(f func(*query.Query) query.RefuseReason, q *query.Query) query.RefuseReason {
+	if f == nil {
+		return query.NotRefused
+	}
+	return f(q)
+}
+func (s *stages) Early(q *query.Query) query.RefuseReason    { return call(s.early, q) }
+func (s *stages) Late(q *query.Query) query.RefuseReason     { return call(s.late, q) }
+func (s *stages) Identify(q *query.Query) query.RefuseReason { return call(s.identify, q) }
+func (s *stages) Question(q *query.Query) query.Verdict {
+	if s.question == nil {
+		return query.Verdict{}
+	}
+	return s.question(q)
+}
+func (s *stages) Answer(q *query.Query, a *query.Answer, v query.Verdict) query.Verdict {
+	if s.answer == nil {
+		return query.Verdict{}
+	}
+	return s.answer(q, a, v)
+}
+func (s *stages) Lookup(q *query.Question, _ clock.Instant) (settled.Entry, bool) {
+	e, ok := s.local[*q]
+	return e, ok
+}
+func (s *stages) Get(q *query.Question, _ clock.Instant, buf []byte) (settled.Entry, bool, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, ok := s.cache[*q]
+	return e, false, ok
+}
+func (s *stages) Fetch(ctx context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
+	if s.fetch == nil {
+		return address(q, "192.0.2.1"), nil
+	}
+	return s.fetch(ctx, tree, q)
+}
+
+func address(q query.Question, ip string) settled.Entry {
+	a := netip.MustParseAddr(ip).As4()
+	u := &query.Unvalidated{Question: q, Answer: []query.RRset{{Name: q.Name, Type: 1, Class: 1, TTL: 300, Data: query.AppendRData(nil, a[:])}}}
+	e, err := settled.Settle(u, query.Indeterminate, settled.Options{Now: clock.Elapsed(), EDE: query.NoEDE})
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
+func start(t testing.TB, ctx context.Context, s *stages, o Options) *Pipeline {
+	o.Gate, o.Identify, o.Policy, o.Local, o.Answers, o.Fetch = s, s, s, s, s, s
+	o.Render = render.New(render.Options{MaxUDP: 1232, EDE: true})
+	o.Logger = slog.New(slog.NewTextHandler(io.Discard, nil))
+	return New(ctx, o)
+}
+
+// ask sends one query through the pipeline as a listener does and returns what comes of it, nil for silence.
+func ask(t testing.TB, p *Pipeline, w *query.Worker, name string, edit func(*dns.Msg, *query.Query)) *dns.Msg {
+	t.Helper()
+	q := read(t, name, edit)
+	var out [1500]byte
+	n, after := p.TryNow(w, q, out[:])
+	if after&query.AfterResolve == 0 {
+		return message(t, out[:n])
+	}
+	got := make(chan []byte, 1)
+	p.Resolve(q.Own(), func(r []byte) { got <- append([]byte(nil), r...) })
+	return message(t, <-got)
+}
+
+func read(t testing.TB, name string, edit func(*dns.Msg, *query.Query)) *query.Query {
+	t.Helper()
+	m := new(dns.Msg)
+	m.SetQuestion(name, dns.TypeA)
+	m.SetEdns0(1232, false)
+	q := &query.Query{Transport: query.UDP, Source: netip.MustParseAddrPort("192.0.2.50:5000"), Arrived: clock.Elapsed()}
+	if edit != nil {
+		edit(m, q)
+	}
+	wire, err := m.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := q.Read(wire); f != query.NoFault {
+		t.Fatalf("fault %d", f)
+	}
+	return q
+}
+
+func message(t testing.TB, wire []byte) *dns.Msg {
+	t.Helper()
+	if len(wire) == 0 {
+		return nil
+	}
+	m := new(dns.Msg)
+	if err := m.Unpack(wire); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// brief says of a response what matters: RCODE, extended error, answers.
+func brief(m *dns.Msg) string {
+	if m == nil {
+		return "silence"
+	}
+	s := dns.RcodeToString[m.Rcode]
+	if m.Truncated {
+		s += " TC"
+	}
+	if o := m.IsEdns0(); o != nil {
+		for _, x := range o.Option {
+			if e, ok := x.(*dns.EDNS0_EDE); ok {
+				s += fmt.Sprintf(" EDE%d", e.InfoCode)
+			}
+		}
+	}
+	for _, rr := range m.Answer {
+		s += " " + strings.Join(strings.Fields(rr.String())[3:], "=")
+	}
+	return s
+}
+
+func TestEveryVerdictAtBothPoints(t *testing.T) {
+	to := dnsname.MustParse("target.example.")
+	synth := &query.Synth{TTL: 9, RRs: []query.RRset{{Type: 1, Data: query.AppendRData(nil, []byte{192, 0, 2, 7}), TTL: 9}}}
+	want := map[query.VerdictKind]string{
+		query.Pass:        "NOERROR A=192.0.2.1",
+		query.Allowed:     "NOERROR A=192.0.2.1",
+		query.Blocked:     "NOERROR EDE15 A=0.0.0.0",
+		query.Redirected:  "NOERROR CNAME=target.example. A=192.0.2.1",
+		query.Flattened:   "NOERROR A=192.0.2.1",
+		query.Synthesised: "NOERROR A=192.0.2.7",
+		query.Dropped:     "silence",
+		query.Refused:     "REFUSED EDE18",
+		query.Truncated:   "NOERROR TC",
+	}
+	if len(want) != query.NumVerdictKind {
+		t.Fatalf("the table has %d of %d verdicts", len(want), query.NumVerdictKind)
+	}
+	for kind, expect := range want {
+		for _, onAnswer := range []bool{false, true} {
+			for _, warm := range []bool{false, true} {
+				v := query.Verdict{Kind: kind, Target: to, Synth: synth, Block: query.Block{EDE: 15, TTL: time.Minute}}
+				s := &stages{cache: map[query.Question]settled.Entry{}}
+				fetched := 0
+				s.fetch = func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+					fetched++
+					return address(q, "192.0.2.1"), nil
+				}
+				first := func(q *query.Query) bool { return q.Turn.Current.Name != to }
+				if onAnswer {
+					s.answer = func(q *query.Query, _ *query.Answer, _ query.Verdict) query.Verdict {
+						if first(q) {
+							return v
+						}
+						return query.Verdict{}
+					}
+				} else {
+					s.question = func(q *query.Query) query.Verdict {
+						if first(q) {
+							return v
+						}
+						return query.Verdict{}
+					}
+				}
+				if warm {
+					for _, n := range []dnsname.Name{to, dnsname.MustParse("www.example.")} {
+						q := query.Question{Name: n, Type: 1, Class: 1}
+						s.cache[q] = address(q, "192.0.2.1")
+					}
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				p := start(t, ctx, s, Options{})
+				got := brief(ask(t, p, p.NewWorker(), "www.example.", nil))
+				if got != expect {
+					t.Errorf("%v on answer=%v warm=%v: %s, want %s", kind, onAnswer, warm, got, expect)
+				}
+				if warm && fetched > 0 {
+					t.Errorf("%v on answer=%v: %d fetches with a warm cache", kind, onAnswer, fetched)
+				}
+				if ends := kind != query.Pass && kind != query.Allowed && kind != query.Redirected && kind != query.Flattened; ends && !onAnswer && fetched > 0 {
+					t.Errorf("%v: the question was resolved all the same", kind)
+				}
+				cancel()
+				p.Close()
+			}
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for why, want := range map[query.RefuseReason]string{
+		query.RefuseAccess:      "REFUSED EDE18",
+		query.RefuseStranger:    "REFUSED EDE18",
+		query.RefuseDevice:      "REFUSED EDE18",
+		query.RefuseCold:        "REFUSED EDE14",
+		query.RefuseRate:        "silence",
+		query.RefuseOutstanding: "silence",
+		query.RefuseBusy:        "SERVFAIL EDE22",
+		query.RefuseConnections: "silence",
+	} {
+		for stage, s := range map[string]*stages{
+			"early":    {early: func(*query.Query) query.RefuseReason { return why }},
+			"identify": {identify: func(*query.Query) query.RefuseReason { return why }},
+			"late":     {late: func(*query.Query) query.RefuseReason { return why }},
+		} {
+			s.question = func(*query.Query) query.Verdict { t.Error("policy was asked"); return query.Verdict{} }
+			ctx, cancel := context.WithCancel(t.Context())
+			p := start(t, ctx, s, Options{})
+			w := p.NewWorker()
+			if got := brief(ask(t, p, w, "www.example.", nil)); got != want {
+				t.Errorf("%v at %s: %s, want %s", why, stage, got, want)
+			}
+			if n := w.Counters.Refused[why].Load(); n != 1 {
+				t.Errorf("%v at %s: counted %d times", why, stage, n)
+			}
+			cancel()
+			p.Close()
+		}
+	}
+}
+
+func TestQuestionsNotForUs(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p := start(t, ctx, &stages{}, Options{})
+	defer p.Close()
+	defer cancel()
+	w := p.NewWorker()
+	for _, c := range []struct {
+		typ, class uint16
+		want       string
+	}{
+		{dns.TypeAXFR, 1, "REFUSED EDE20"}, {dns.TypeIXFR, 1, "REFUSED EDE20"}, {dns.TypeMAILB, 1, "NOTIMP"}, {dns.TypeTSIG, 1, "NOTIMP"},
+		{dns.TypeOPT, 1, "FORMERR"}, {0, 1, "FORMERR"}, {dns.TypeA, 255, "REFUSED EDE21"}, {dns.TypeA, 4, "REFUSED EDE21"}, {dns.TypeTXT, 3, "REFUSED EDE21"},
+	} {
+		got := brief(ask(t, p, w, "www.example.", func(m *dns.Msg, _ *query.Query) {
+			m.Question[0].Qtype, m.Question[0].Qclass = c.typ, c.class
+		}))
+		if got != c.want {
+			t.Errorf("type %d class %d: %s, want %s", c.typ, c.class, got, c.want)
+		}
+	}
+	if got := brief(ask(t, p, w, "www.example.", func(m *dns.Msg, _ *query.Query) { m.RecursionDesired = false })); got != "REFUSED EDE20" {
+		t.Errorf("RD=0: %s", got)
+	}
+}
+
+// A crowd asks one question: one flight, one answer each, the retransmission none.
+func TestOneFlightForACrowd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var fetches atomic.Int32
+		s := &stages{fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+			fetches.Add(1)
+			time.Sleep(time.Second)
+			return address(q, "192.0.2.1"), nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{})
+		answers, silent := 0, 0
+		var mu sync.Mutex
+		send := func(port uint16, id uint16) {
+			q := read(t, "www.example.", func(m *dns.Msg, q *query.Query) {
+				m.Id = id
+				q.Source = netip.AddrPortFrom(netip.MustParseAddr("192.0.2.50"), port)
+			})
+			p.Resolve(advance(p, q), func(r []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				if r == nil {
+					silent++
+				} else {
+					answers++
+				}
+			})
+		}
+		for i := range uint16(100) {
+			send(1000+i, i)
+		}
+		for i := range uint16(100) {
+			send(1000+i, i) // again
+		}
+		if f, wait := p.InFlight(); f != 1 || wait != 100 {
+			t.Errorf("%d flights, %d waiting", f, wait)
+		}
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if fetches.Load() != 1 || answers != 100 || silent != 100 {
+			t.Errorf("%d fetches, %d answers, %d silent", fetches.Load(), answers, silent)
+		}
+		if f, wait := p.InFlight(); f != 0 || wait != 0 {
+			t.Errorf("%d flights, %d waiting at the end", f, wait)
+		}
+		cancel()
+		p.Close()
+	})
+}
+
+// advance does what a listener does before Resolve.
+func advance(p *Pipeline, q *query.Query) *query.Query {
+	var out [1500]byte
+	p.TryNow(&query.Worker{Ring: query.NewRing(1)}, q, out[:])
+	return q.Own()
+}
+
+// A leader that ends for its own limits hands over to a waiter with a budget of its own, a few times.
+func TestLeaderHandsOver(t *testing.T) {
+	for _, c := range []struct{ fail, waiters, trees, good int }{{1, 5, 2, 4}, {9, 5, maxLeaders, 0}, {9, 1, 1, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			trees := map[*query.Tree]bool{}
+			s := &stages{fetch: func(_ context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
+				time.Sleep(time.Second)
+				trees[tree] = true
+				if len(trees) <= c.fail {
+					return settled.Entry{}, fmt.Errorf("too far: %w", query.ErrLimit)
+				}
+				return address(q, "192.0.2.1"), nil
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			p := start(t, ctx, s, Options{})
+			var good, bad atomic.Int32
+			for i := range c.waiters {
+				q := read(t, "www.example.", func(m *dns.Msg, q *query.Query) { m.Id = uint16(i) })
+				p.Resolve(advance(p, q), func(r []byte) {
+					switch got := brief(message(t, r)); got {
+					case "NOERROR A=192.0.2.1":
+						good.Add(1)
+					case "SERVFAIL EDE22":
+						bad.Add(1)
+					default:
+						t.Error(got)
+					}
+				})
+			}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if len(trees) != c.trees || int(good.Load()) != c.good || int(bad.Load()) != c.waiters-c.good {
+				t.Errorf("%+v: %d trees, %d good, %d bad", c, len(trees), good.Load(), bad.Load())
+			}
+			cancel()
+			p.Close()
+		})
+	}
+}
+
+func TestLimitsOfWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stages{fetch: func(ctx context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+			select {
+			case <-ctx.Done():
+				return settled.Entry{}, ctx.Err()
+			case <-time.After(time.Second):
+				return address(q, "192.0.2.1"), nil
+			}
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{InFlight: func() int { return 2 }, Waiters: func() int { return 3 }})
+		results := map[string]string{}
+		var mu sync.Mutex
+		send := func(name string, id uint16) {
+			q := read(t, name, func(m *dns.Msg, q *query.Query) { m.Id = id })
+			p.Resolve(advance(p, q), func(r []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				results[fmt.Sprintf("%s%d", name, id)] = brief(message(t, r))
+			})
+		}
+		send("a.example.", 1)
+		send("b.example.", 1)
+		send("c.example.", 1) // a third flight
+		send("a.example.", 2)
+		send("a.example.", 3) // a fourth waiter
+		time.Sleep(time.Minute)
+		mu.Lock()
+		defer mu.Unlock()
+		for k, want := range map[string]string{"a.example.1": "NOERROR A=192.0.2.1", "b.example.1": "NOERROR A=192.0.2.1",
+			"c.example.1": "SERVFAIL EDE22", "a.example.2": "NOERROR A=192.0.2.1", "a.example.3": "silence"} {
+			if results[k] != want {
+				t.Errorf("%s: %s, want %s", k, results[k], want)
+			}
+		}
+		cancel()
+		p.Close()
+	})
+}
+
+func TestLateAnswersOverUDP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stages{fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+			time.Sleep(6 * time.Second)
+			return address(q, "192.0.2.1"), nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{})
+		w := p.NewWorker()
+		if got := brief(ask(t, p, w, "www.example.", nil)); got != "silence" {
+			t.Errorf("UDP after 6 s: %s", got)
+		}
+		if got := brief(ask(t, p, w, "www.example.", func(_ *dns.Msg, q *query.Query) { q.Transport = query.TCP })); got != "NOERROR A=192.0.2.1" {
+			t.Errorf("TCP after 6 s: %s", got)
+		}
+		cancel()
+		p.Close()
+	})
+}
+
+func TestPanicsAreCountedAndAnswered(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p := start(t, ctx, &stages{fetch: func(context.Context, *query.Tree, query.Question) (settled.Entry, error) { panic("boom") }}, Options{})
+	if got := brief(ask(t, p, p.NewWorker(), "www.example.", nil)); got != "SERVFAIL EDE0" || p.Panics() != 1 {
+		t.Errorf("%s, %d panics", got, p.Panics())
+	}
+	cancel()
+	p.Close()
+	if got := brief(ask(t, p, p.NewWorker(), "www.example.", nil)); got != "SERVFAIL EDE22" {
+		t.Errorf("after Close: %s", got)
+	}
+}
+
+func TestRewritingWithoutEnd(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &stages{question: func(q *query.Query) query.Verdict {
+		n, err := q.Turn.Current.Name.Prepend("x")
+		if err != nil {
+			t.Error(err)
+		}
+		return query.Verdict{Kind: query.Redirected, Target: n}
+	}}
+	p := start(t, ctx, s, Options{})
+	if got := brief(ask(t, p, p.NewWorker(), "www.example.", nil)); got != "SERVFAIL EDE0" {
+		t.Error(got)
+	}
+	cancel()
+	p.Close()
+}
+
+type edeError struct{ error }
+
+func (edeError) EDE() (uint16, string) { return 23, "all servers timed out" }
+
+func TestFailuresSayWhy(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &stages{fetch: func(context.Context, *query.Tree, query.Question) (settled.Entry, error) {
+		return settled.Entry{}, fmt.Errorf("asking: %w", edeError{errors.New("x")})
+	}}
+	p := start(t, ctx, s, Options{})
+	if got := brief(ask(t, p, p.NewWorker(), "www.example.", nil)); got != "SERVFAIL EDE23" {
+		t.Error(got)
+	}
+	cancel()
+	p.Close()
+}
+
+func TestHitsAllocateNothing(t *testing.T) {
+	question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
+	s := &stages{cache: map[query.Question]settled.Entry{question: address(question, "192.0.2.1")}}
+	ctx, cancel := context.WithCancel(t.Context())
+	p := start(t, ctx, s, Options{})
+	w := p.NewWorker()
+	q := read(t, "www.example.", nil)
+	m := new(dns.Msg)
+	m.SetQuestion("www.example.", 1)
+	m.SetEdns0(1232, false)
+	wire, _ := m.Pack()
+	var out [1500]byte
+	if a := testing.AllocsPerRun(200, func() {
+		q.Read(wire)
+		if n, after := p.TryNow(w, q, out[:]); n == 0 || after != 0 {
+			t.Fatal("no hit")
+		}
+	}); a != 0 {
+		t.Errorf("%v allocations for a hit", a)
+	}
+	cancel()
+	p.Close()
+}
