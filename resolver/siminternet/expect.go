@@ -150,7 +150,7 @@ func Expect() []Expectation {
 		host("www.slow.example.", "198.18.9.4", Insecure, "300 ms"),
 		host("www.lame.example.", "198.18.9.5", Insecure, "one of two servers refuses"),
 		host("www.noedns.example.", "198.18.9.6", Insecure, "FORMERR to EDNS"),
-		host("www.cookies.example.", "198.18.9.7", Insecure, "BADCOOKIE over UDP without a server cookie"),
+		host("www.cookies.example.", "198.18.9.7", Insecure, "over UDP, BADCOOKIE without a server cookie, TC without any"),
 
 		// Big.
 		{"big.example.", txt, noError, big, Secure, "2.4 KB: over TCP"},

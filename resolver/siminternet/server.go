@@ -75,7 +75,7 @@ type Cookies uint8
 const (
 	CookiesOff      Cookies = iota // the option is ignored
 	CookiesOn                      // a client cookie is answered with a server cookie
-	CookiesRequired                // and over UDP, BADCOOKIE without a good server cookie
+	CookiesRequired                // and over UDP, BADCOOKIE without a good server cookie, TC without any cookie
 	CookiesWrong                   // the client cookie comes back changed
 )
 
@@ -233,6 +233,10 @@ func (in *Internet) respond(q Query, b Behaviour) *dns.Msg {
 		opt = nil
 	}
 
+	if opt == nil && b.Cookies == CookiesRequired && q.Transport == UDP {
+		resp.Truncated = true
+		return resp
+	}
 	size, do := dns.MinMsgSize, false
 	maxUDP := b.MaxUDP
 	if maxUDP == 0 {
@@ -247,7 +251,6 @@ func (in *Internet) respond(q Query, b Behaviour) *dns.Msg {
 			return resp
 		}
 		if b.EDNS != EDNSNoOptions && !answerCookie(q, opt, resp, b.Cookies) {
-			resp.Rcode = dns.RcodeBadCookie
 			return resp
 		}
 		if b.Padding > 0 {
@@ -290,11 +293,13 @@ func (in *Internet) respond(q Query, b Behaviour) *dns.Msg {
 	return resp
 }
 
-// answerCookie adds the cookie option that the query deserves, and reports whether the query may be answered.
+// answerCookie adds the cookie option that the query deserves. If that is all the query may get, it completes
+// the response and returns false.
 func answerCookie(q Query, opt *dns.OPT, resp *dns.Msg, mode Cookies) bool {
 	if mode == CookiesOff {
 		return true
 	}
+	insists := mode == CookiesRequired && q.Transport == UDP
 	var sent string
 	for _, o := range opt.Option {
 		if c, ok := o.(*dns.EDNS0_COOKIE); ok {
@@ -302,7 +307,8 @@ func answerCookie(q Query, opt *dns.OPT, resp *dns.Msg, mode Cookies) bool {
 		}
 	}
 	if len(sent) < 16 { // hexadecimal: no option, or a malformed one
-		return mode != CookiesRequired || q.Transport == TCP
+		resp.Truncated = insists
+		return !insists
 	}
 	client := sent[:16]
 	sum := sha256.Sum256([]byte(client + q.From.Addr().String() + q.Server.String()))
@@ -313,7 +319,11 @@ func answerCookie(q Query, opt *dns.OPT, resp *dns.Msg, mode Cookies) bool {
 	}
 	o := resp.IsEdns0()
 	o.Option = append(o.Option, &dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: back})
-	return mode != CookiesRequired || q.Transport == TCP || sent == good
+	if insists && sent != good {
+		resp.Rcode = dns.RcodeBadCookie
+		return false
+	}
+	return true
 }
 
 // forge makes a false packet in answer to the query m, whose bytes are wire.

@@ -324,6 +324,7 @@ func TestBehaviours(t *testing.T) {
 		{"no options, one sent", Behaviour{EDNS: EDNSBadOptions}, withCookie("0011223344556677"), UDP, "FORMERR 0", 0},
 		{"drops options", Behaviour{EDNS: EDNSDropsOptions}, withCookie("0011223344556677"), UDP, "timeout", 5 * time.Second},
 		{"cookie wanted", Behaviour{Cookies: CookiesRequired}, withCookie("0011223344556677"), UDP, "BADCOOKIE 0", 0},
+		{"cookie wanted, none sent", Behaviour{Cookies: CookiesRequired}, question(), UDP, "NOERROR tc 0", 0},
 		{"cookie wanted, over TCP", Behaviour{Cookies: CookiesRequired}, question(), TCP, good, 0},
 		{"truncates", Behaviour{TruncateUDP: true}, question(), UDP, "NOERROR aa tc 0", 0},
 		{"truncates, over TCP", Behaviour{TruncateUDP: true}, question(), TCP, good, 0},
