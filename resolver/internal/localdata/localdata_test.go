@@ -1,0 +1,115 @@
+package localdata
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+func records(t *testing.T, text string) []dnswire.Record {
+	t.Helper()
+	rs, err := dnswire.ParseRecords(text, ".", "test", 300)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rs
+}
+
+// say gives RCODE and records of an answer, "-" for none.
+func say(d *Data, name, typ string, class uint16) string {
+	tp, err := dnswire.ParseType(typ)
+	if err != nil {
+		panic(err)
+	}
+	q := query.Question{Name: dnsname.MustParse(name), Type: tp, Class: class}
+	e, ok := d.Lookup(&q, 0)
+	if !ok {
+		return "-"
+	}
+	a := e.View()
+	msg := append(make([]byte, 12), q.Name...)
+	msg = append(msg, 0, 0, 0, 0)
+	off := len(msg)
+	msg = append(msg, a.Body...)
+	s := []string{dnswire.RCodeText(a.RCode)}
+	var x dnswire.Expander
+	for i := range a.AN {
+		rr, next := dnswire.ReadRR(msg, off)
+		d, _ := x.AppendRData(nil, msg, rr)
+		s = append(s, fmt.Sprintf("%s=%s", dnswire.TypeText(rr.Type), dnswire.Text(rr.Type, d)))
+		off, _ = next, i
+	}
+	if a.NS > 0 {
+		s = append(s, "SOA")
+	}
+	return strings.Join(s, " ")
+}
+
+func TestLookup(t *testing.T) {
+	d, err := New(Options{
+		Zones: true,
+		Except: []dnsname.Name{
+			dnsname.MustParse("168.192.in-addr.arpa."), dnsname.MustParse("corp.test."), dnsname.Root,
+		},
+		Records: records(t, "nas.home.arpa. A 192.0.2.7\nnas.home.arpa. A 192.0.2.8\na.b.home.arpa. TXT x\nmy.example. A 192.0.2.9\nalias.example. CNAME My.example.\nout.example. CNAME www.example.net.\n"),
+		NodeID:  "node-1", Version: "sluice",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, typ, want string }{
+		{"localhost.", "A", "NOERROR A=127.0.0.1"},
+		{"foo.localhost.", "AAAA", "NOERROR AAAA=::1"},
+		{"localhost.", "MX", "NOERROR SOA"},
+		{"1.0.0.127.in-addr.arpa.", "PTR", "NOERROR PTR=localhost."},
+		{"2.0.0.127.in-addr.arpa.", "PTR", "NXDOMAIN SOA"},
+		{"127.in-addr.arpa.", "SOA", "NOERROR SOA=127.in-addr.arpa. nobody.invalid. 1 3600 1200 604800 10800"},
+		{"0.0.127.in-addr.arpa.", "PTR", "NOERROR SOA"}, // an empty non-terminal
+		{"1.1.16.172.in-addr.arpa.", "PTR", "NXDOMAIN SOA"},
+		{"1.1.32.172.in-addr.arpa.", "PTR", "-"},
+		{"1.1.100.100.in-addr.arpa.", "PTR", "NXDOMAIN SOA"},
+		{"1.1.168.192.in-addr.arpa.", "PTR", "-"}, // resolved elsewhere
+		{"x.test.", "A", "-"},                     // a zone below it is resolved elsewhere
+		{"x.onion.", "A", "NXDOMAIN SOA"},
+		{"onion.", "A", "NOERROR SOA"},
+		{"nas.home.arpa.", "A", "NOERROR A=192.0.2.7 A=192.0.2.8"},
+		{"nas.home.arpa.", "AAAA", "NOERROR SOA"},
+		{"b.home.arpa.", "A", "NOERROR SOA"},
+		{"c.home.arpa.", "A", "NXDOMAIN SOA"},
+		{"my.example.", "A", "NOERROR A=192.0.2.9"},
+		{"my.example.", "AAAA", "NOERROR SOA"},
+		{"x.my.example.", "A", "-"},
+		{"other.example.", "A", "-"},
+		{"alias.example.", "A", "NOERROR CNAME=My.example. A=192.0.2.9"},
+		{"alias.example.", "CNAME", "NOERROR CNAME=My.example."},
+		{"out.example.", "A", "NOERROR CNAME=www.example.net."},
+		{"www.example.com.", "A", "-"},
+		{".", "NS", "-"},
+	} {
+		if got := say(d, c.name, c.typ, 1); got != c.want {
+			t.Errorf("%s %s: %s, want %s", c.name, c.typ, got, c.want)
+		}
+	}
+	for name, want := range map[string]string{"version.bind.": `NOERROR TXT="sluice"`, "id.server.": `NOERROR TXT="node-1"`, "authors.bind.": "-"} {
+		if got := say(d, name, "TXT", dnswire.ClassCH); got != want {
+			t.Errorf("CH %s: %s, want %s", name, got, want)
+		}
+	}
+	q := query.Question{Name: dnsname.MustParse("www.example.com."), Type: 1, Class: 1}
+	if a := testing.AllocsPerRun(100, func() { d.Lookup(&q, 0) }); a != 0 {
+		t.Errorf("%v allocations for a name that is not local", a)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	if _, err := New(Options{Records: records(t, "a.example. CNAME b.example.\na.example. A 192.0.2.1")}); err == nil {
+		t.Error("a CNAME beside an A record was taken")
+	}
+	if _, err := New(Options{Records: records(t, "a.example. CH A 192.0.2.1")}); err == nil {
+		t.Error("class CH was taken")
+	}
+}
