@@ -20,7 +20,14 @@
 // `recursion.do_not_query: []` and, since Standard has names under test. and in-addr.arpa.,
 // `recursion.local_zones: none`.
 //
-// Standard is a ready-made Internet; Expect lists its names and what a validating resolver must answer.
+// Standard is a ready-made Internet; Expect lists its names and what a validating resolver must answer. In a
+// bubble, all of it is
+//
+//	in := siminternet.Standard(time.Now())
+//	err := in.Attach(network)
+//	defer in.Close()
+//	…              // a resolver with in.RootHints() and in.TrustAnchor(), dialing on network
+//	in.SetBehaviour(in.Servers("example.")[0], siminternet.Behaviour{Silent: true})
 package siminternet
 
 import (

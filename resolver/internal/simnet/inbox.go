@@ -2,12 +2,11 @@ package simnet
 
 import (
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"time"
-
-	"net/netip"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 )
@@ -81,7 +80,8 @@ func (b *inbox) take(use func(p *parcel) (finished bool)) error {
 				b.bytes -= before - len(p.data)
 				if finished {
 					b.bytes -= len(p.data)
-					b.queue = slices.Delete(b.queue, 0, 1)
+					b.queue[0] = parcel{}
+					b.queue = b.queue[1:]
 				}
 				b.wake() // a writer may wait for room
 				b.mu.Unlock()

@@ -237,6 +237,11 @@ func (c *Conn) Write(p []byte) (written int, err error) {
 // writeSome sends what fits the window, waiting until something does.
 func (c *Conn) writeSome(p []byte) (int, error) {
 	for {
+		// Taken before anything is looked at, so that no change after the look is missed.
+		c.out.mu.Lock()
+		changed := c.out.changed
+		c.out.mu.Unlock()
+
 		c.mu.Lock()
 		deadline, broken := c.writeDeadline, c.broken
 		c.mu.Unlock()
@@ -251,7 +256,7 @@ func (c *Conn) writeSome(p []byte) (int, error) {
 			return 0, err // this end was closed
 		}
 		c.out.mu.Lock()
-		room, changed, gone := window-c.out.bytes, c.out.changed, c.out.closed != nil
+		room, gone := window-c.out.bytes, c.out.closed != nil
 		c.out.mu.Unlock()
 		switch {
 		case gone:
