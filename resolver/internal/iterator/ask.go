@@ -1,0 +1,509 @@
+package iterator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/selection"
+)
+
+// Limits and times of one step.
+const (
+	// maxInFlight: one server is asked at a time; when patience with it ends, another is asked while the first
+	// may still answer.
+	maxInFlight = 3
+	// lateness is how long after patience has ended an answer is still welcome; a forwarder may itself have to
+	// resolve.
+	lateness          = 1500 * time.Millisecond
+	forwarderLateness = 5 * time.Second
+	// maxSends bounds the questions of one step.
+	maxSends = 20
+	// maxSecondOpinions is how many more servers are asked when one gave an answer that is believed only for
+	// want of a better one.
+	maxSecondOpinions = 2
+	// minimisedTimeouts: some servers do not answer the type that minimised questions are of (RFC 9156
+	// section 2.3), so their silence is not waited out.
+	minimisedTimeouts = 3
+
+	lameFor     = 15 * time.Minute
+	servfailFor = 30 * time.Second
+)
+
+// ask asks the servers of z, one after the other, until one settles the question. The error is a *Failure.
+func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (response, error) {
+	s := step{r: r, z: z, name: name, typ: typ, minimised: minimised, secure: r.secureZone(z.name)}
+	s.results = make(chan result, maxSends)
+	ctx, cancel := context.WithCancel(r.ctx)
+	s.ctx = ctx
+	defer func() { // answers to questions asked in vain are not waited for, but their goroutines are
+		cancel()
+		s.running.Wait()
+	}()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		if s.waiting == nil && s.inFlight < maxInFlight {
+			a, err := s.next()
+			if err != nil {
+				return response{}, err
+			}
+			if a != nil {
+				s.send(a)
+				timer.Reset(a.patience)
+			} else if s.inFlight == 0 {
+				found, err := r.more(z)
+				if err != nil {
+					return response{}, err
+				}
+				if !found || s.over() {
+					return s.conclude()
+				}
+				continue
+			}
+		}
+		if left := r.left(); left <= 0 {
+			return s.conclude()
+		} else if s.waiting == nil {
+			timer.Reset(left)
+		}
+		select {
+		case o := <-s.results:
+			s.inFlight--
+			res, settled, err := s.take(o)
+			if settled || err != nil {
+				return res, err
+			}
+		case <-timer.C:
+			if s.waiting != nil {
+				s.blame(s.waiting)
+			}
+		case <-r.ctx.Done():
+			return response{}, &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: given up: %v", name, r.ctx.Err()), err: r.ctx.Err()}
+		}
+	}
+}
+
+// A step is one question to the servers of one zone. It belongs to one goroutine.
+type step struct {
+	r         *run
+	z         *cut
+	name      dnsname.Name
+	typ       uint16
+	minimised bool
+	secure    bool // the zone is known to be Secure
+
+	ctx      context.Context
+	running  sync.WaitGroup
+	results  chan result // as roomy as there are sends, so that nobody blocks on it
+	inFlight int
+	waiting  *attempt // whose answer is waited for with patience; nil: somebody else may be asked
+	again    *attempt // to be made next
+
+	sends, timeouts, opinions int
+	done                      map[netip.AddrPort]bool // not to be asked any more
+	asked                     map[netip.AddrPort]manner
+	fallback                  *response
+	fallbackFrom              netip.AddrPort
+	complaints                []string
+	networkTrouble            bool
+}
+
+// A manner is how a server is asked, when not in the usual way.
+type manner struct{ noOptions, noEDNS, tcp bool }
+
+// An attempt is one question on its way to one server.
+type attempt struct {
+	selection.Choice
+	manner
+	patience time.Duration
+	sent     clock.Instant
+	blamed   bool // its timeout was reported
+}
+
+type result struct {
+	a     *attempt
+	reply query.Reply
+	err   error
+}
+
+// over reports whether enough was tried.
+func (s *step) over() bool {
+	return s.sends >= maxSends || s.minimised && s.timeouts >= minimisedTimeouts ||
+		s.fallback != nil && s.opinions > maxSecondOpinions
+}
+
+// next chooses whom to ask, or returns nil if there is nobody to ask now.
+func (s *step) next() (*attempt, error) {
+	if s.over() || s.r.left() <= 0 {
+		return nil, nil
+	}
+	if a := s.again; a != nil {
+		s.again = nil
+		if s.admit(a) {
+			return a, nil
+		}
+	}
+	now := clock.Elapsed()
+	candidates := s.r.it.reachable(s.z.servers, now)
+	for {
+		// First those not asked yet; then again those that may have lost a packet.
+		c, ok := s.r.it.opts.Servers.Pick(now, s.z.name, candidates, func(a netip.AddrPort) bool {
+			_, asked := s.asked[a]
+			return asked || s.done[a] || s.avoids(a)
+		})
+		if !ok && s.inFlight < 2 {
+			c, ok = s.r.it.opts.Servers.Pick(now, s.z.name, candidates, func(a netip.AddrPort) bool {
+				return s.done[a] || s.avoids(a)
+			})
+		}
+		if !ok {
+			return nil, nil
+		}
+		a := &attempt{Choice: c, manner: s.asked[c.Server], patience: c.Patience}
+		a.noEDNS = a.noEDNS || c.NoEDNS
+		a.noOptions = a.noOptions || c.NoOptions
+		a.tcp = a.tcp || c.TCP
+		if s.admit(a) {
+			return a, nil
+		}
+	}
+}
+
+// admit asks the tree whether the same question may go there again.
+func (s *step) admit(a *attempt) bool {
+	to := a.Server.String()
+	if a.tcp {
+		to += "/tcp"
+	}
+	if s.r.tree.Send(to, s.name, s.typ) {
+		return true
+	}
+	s.finish(a.Server)
+	return false
+}
+
+func (s *step) avoids(a netip.AddrPort) bool {
+	return !s.minimised && slices.Contains(s.r.avoid, a)
+}
+
+func (s *step) finish(a netip.AddrPort) {
+	if s.done == nil {
+		s.done = make(map[netip.AddrPort]bool)
+	}
+	s.done[a] = true
+}
+
+func (s *step) complain(a netip.AddrPort, what string) {
+	if len(s.complaints) < 4 {
+		s.complaints = append(s.complaints, a.Addr().String()+" "+what)
+	}
+}
+
+func (s *step) send(a *attempt) {
+	if s.asked == nil {
+		s.asked = make(map[netip.AddrPort]manner)
+	}
+	if _, before := s.asked[a.Server]; !before {
+		s.asked[a.Server] = manner{}
+	}
+	o := &s.r.it.opts
+	left := s.r.left()
+	a.patience = min(a.patience, left)
+	a.sent = clock.Elapsed()
+	if s.fallback != nil {
+		s.opinions++
+	}
+	s.sends++
+	s.inFlight++
+	s.waiting = a
+	late := lateness
+	if s.z.forward {
+		late = forwarderLateness
+	}
+	ask := query.Ask{
+		Server: a.Server, Name: s.name, Type: s.typ, Class: dnswire.ClassIN,
+		RD: s.z.forward, CD: s.z.forward, DO: true,
+		Case0x20: !o.NoCase0x20 && !a.NoCase && !s.secure && !a.tcp,
+		NoEDNS:   a.noEDNS, NoOptions: a.noOptions, UDPSize: o.UDPSize, TCP: a.tcp,
+		Timeout: min(a.patience+late, left),
+	}
+	// Neither the root nor a top-level domain has answers for one subnet alone; they learn nothing of clients.
+	if !s.minimised && s.z.name.Labels() >= 2 || s.z.static {
+		ask.Subnet = s.r.q.Subnet
+	}
+	s.running.Go(func() {
+		reply, err := o.Exchange.Ask(s.ctx, s.r.tree, ask)
+		s.results <- result{a, reply, err}
+	})
+}
+
+// blame holds silence against a server. It may still answer.
+func (s *step) blame(a *attempt) {
+	if s.waiting == a {
+		s.waiting = nil
+	}
+	if a.blamed {
+		return
+	}
+	a.blamed = true
+	now := clock.Elapsed()
+	s.timeouts++
+	if !a.Hurried {
+		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
+		s.r.it.families[familyOf(a.Server.Addr())].fails(now)
+	}
+	s.complain(a.Server, "timed out")
+	// Some drop what they do not understand: next time with less.
+	m := s.asked[a.Server]
+	switch {
+	case a.EDNS || a.noEDNS:
+	case !a.noOptions:
+		m.noOptions = true
+	default:
+		m.noEDNS = true
+	}
+	s.asked[a.Server] = m
+}
+
+// take judges what came of an attempt. It returns settled if the step is over.
+func (s *step) take(o result) (res response, settled bool, err error) {
+	a := o.a
+	if o.err != nil {
+		if errors.Is(o.err, query.ErrLimit) && s.r.left() <= 0 {
+			s.blame(a)
+			return response{}, false, nil // ask sees that the time is up
+		}
+		return response{}, false, s.takeError(a, o.err)
+	}
+	if s.waiting == a {
+		s.waiting = nil
+	}
+	now := clock.Elapsed()
+	servers := s.r.it.opts.Servers
+	if o.reply.Joined {
+		servers.Alive(now, a.Server)
+	} else {
+		servers.Answered(now, a.Server, o.reply.RTT)
+	}
+	s.r.it.families[familyOf(a.Server.Addr())].works()
+	if o.reply.CaseLost {
+		servers.Lacking(now, a.Server, selection.LackCase)
+	}
+	m := o.reply.Message
+	if again := s.withLess(a, m); again != nil {
+		s.again = again
+		return response{}, false, nil
+	}
+	res = classify(m, s.z.name, s.name, s.typ, s.z.forward)
+	if o.reply.HasScope && o.reply.Scope > 0 {
+		res.subnet = s.r.q.Subnet
+	}
+	s.learn(a, m, res, now)
+	switch res.kind {
+	case kindLame:
+		s.refuse(a, res.why, lameFor)
+		return res, false, nil
+	case kindFailed:
+		d := time.Duration(0)
+		if res.rcode == dnswire.RCodeServFail {
+			d = servfailFor
+		}
+		s.refuse(a, res.why, d)
+		return res, false, nil
+	case kindEmpty:
+		if s.minimised {
+			res.kind = kindNoData
+			break
+		}
+		s.second(a, res, "said nothing")
+		return res, false, nil
+	case kindReferral:
+		if s.z.forward { // classify makes none of a forwarder's response
+			s.refuse(a, "referred", 0)
+			return res, false, nil
+		}
+	default:
+		if res.weak {
+			s.second(a, res, "answered without authority")
+			servers.Lame(now, a.Server, s.z.name, lameFor)
+			return res, false, nil
+		}
+	}
+	return s.accept(res, a.Server), true, nil
+}
+
+// accept notes who settled the question.
+func (s *step) accept(res response, from netip.AddrPort) response {
+	if !s.minimised && res.kind != kindReferral && !slices.Contains(s.r.out.Servers, from) {
+		s.r.out.Servers = append(s.r.out.Servers, from)
+	}
+	return res
+}
+
+func (s *step) takeError(a *attempt, err error) error {
+	if s.waiting == a {
+		s.waiting = nil
+	}
+	switch {
+	case errors.Is(err, query.ErrLimit):
+		return &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: %v", s.name, err), err: err}
+	case s.r.ctx.Err() != nil:
+		return &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: given up: %v", s.name, err), err: s.r.ctx.Err()}
+	case errors.Is(err, query.ErrTimeout):
+		s.blame(a)
+		return nil
+	case errors.Is(err, query.ErrUnreachable):
+		now := clock.Elapsed()
+		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
+		s.r.it.families[familyOf(a.Server.Addr())].fails(now)
+		s.complain(a.Server, "is unreachable")
+	case errors.Is(err, query.ErrMalformed):
+		s.complain(a.Server, "sent a malformed message")
+	case errors.Is(err, query.ErrTruncated):
+		s.complain(a.Server, "truncated its response and gave none over TCP")
+	default:
+		s.complain(a.Server, "could not be asked: "+err.Error())
+	}
+	s.networkTrouble = true
+	s.finish(a.Server)
+	return nil
+}
+
+// withLess returns the same question with less EDNS, if the response may be due to EDNS (RFC 6891
+// section 6.2.2): an error without OPT, from a server that never showed that it understands EDNS.
+func (s *step) withLess(a *attempt, m *query.Message) *attempt {
+	if a.noEDNS || a.EDNS && m.RCode != dnswire.RCodeFormErr {
+		return nil
+	}
+	less := a.manner
+	switch m.RCode {
+	case dnswire.RCodeFormErr:
+		switch {
+		case !a.noOptions:
+			less.noOptions = true
+		case !a.EDNS && !m.EDNS:
+			less.noEDNS = true
+		default:
+			return nil
+		}
+	case dnswire.RCodeNotImp, dnswire.RCodeServFail, dnswire.RCodeBadVers:
+		if m.EDNS && m.RCode != dnswire.RCodeBadVers {
+			return nil
+		}
+		less.noEDNS = true
+	default:
+		return nil
+	}
+	s.asked[a.Server] = less
+	c := *a
+	c.manner, c.blamed = less, false
+	return &c
+}
+
+// learn tells the selector what the response shows of the server's abilities.
+func (s *step) learn(a *attempt, m *query.Message, res response, now clock.Instant) {
+	if res.kind == kindLame || res.kind == kindFailed {
+		return
+	}
+	servers := s.r.it.opts.Servers
+	switch {
+	case m.EDNS && !a.Choice.EDNS:
+		servers.Able(now, a.Server, selection.LackEDNS)
+	case a.noEDNS && !a.NoEDNS: // it would not answer with EDNS just now
+		servers.Lacking(now, a.Server, selection.LackEDNS)
+	}
+	if a.noOptions && !a.NoOptions && !a.noEDNS {
+		servers.Lacking(now, a.Server, selection.LackOptions)
+	}
+	if a.Choice.Lame && !res.weak {
+		servers.Serves(a.Server, s.z.name)
+	}
+}
+
+func (s *step) refuse(a *attempt, why string, lameFor time.Duration) {
+	if lameFor > 0 && !s.z.forward {
+		s.r.it.opts.Servers.Lame(clock.Elapsed(), a.Server, s.z.name, lameFor)
+	}
+	s.complain(a.Server, why)
+	s.finish(a.Server)
+}
+
+// second keeps a response to fall back on.
+func (s *step) second(a *attempt, res response, what string) {
+	s.complain(a.Server, what)
+	s.finish(a.Server)
+	if s.fallback == nil || res.worth() > s.fallback.worth() {
+		s.fallback, s.fallbackFrom = &res, a.Server
+	}
+}
+
+// worth orders responses to fall back on.
+func (r *response) worth() int {
+	switch {
+	case r.kind == kindAnswer || r.kind == kindAlias:
+		return 3
+	case !r.weak:
+		return 2
+	case r.kind != kindEmpty:
+		return 1
+	}
+	return 0
+}
+
+// conclude ends a step that nobody settled.
+func (s *step) conclude() (response, error) {
+	if f := s.fallback; f != nil {
+		if f.kind != kindEmpty {
+			return s.accept(*f, s.fallbackFrom), nil
+		}
+		if !f.weak || s.typ == dnswire.TypeDS {
+			f.kind = kindNoData
+			return s.accept(*f, s.fallbackFrom), nil
+		}
+	}
+	f := &Failure{EDE: edeNoReachable}
+	if s.networkTrouble {
+		f.EDE = edeNetwork
+	}
+	what := "no server to ask"
+	if len(s.complaints) > 0 {
+		what = strings.Join(s.complaints, ", ")
+	}
+	f.Text = fmt.Sprintf("%v %s at servers of %v: %s", s.name, dnswire.TypeText(s.typ), s.z.name, what)
+	if s.r.left() <= 0 {
+		f.final = true
+		if s.timeouts < minimisedTimeouts {
+			f.err = context.DeadlineExceeded // the time went elsewhere; it says little of these servers
+		}
+	}
+	return response{}, f
+}
+
+// reachable leaves out servers of a family that does not work here, if there are others.
+func (it *Iterator) reachable(servers []netip.AddrPort, now clock.Instant) []netip.AddrPort {
+	for fam := range it.families {
+		if !it.families[fam].down(now) {
+			continue
+		}
+		var others []netip.AddrPort
+		for _, a := range servers {
+			if familyOf(a.Addr()) != fam {
+				others = append(others, a)
+			}
+		}
+		if len(others) > 0 {
+			return others
+		}
+	}
+	return servers
+}

@@ -1,0 +1,189 @@
+package iterator
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+)
+
+// A Hint is a server of the root.
+type Hint struct {
+	Name  dnsname.Name
+	Addrs []netip.Addr
+}
+
+// ParseHints reads root hints in zone-file syntax: NS records of the root, and addresses of their targets.
+// file names the text in errors.
+func ParseHints(text, file string) ([]Hint, error) {
+	records, err := dnswire.ParseRecords(text, ".", file, 3600000)
+	if err != nil {
+		return nil, err
+	}
+	var hints []Hint
+	for _, rr := range records {
+		if rr.Type == dnswire.TypeNS && rr.Name == dnsname.Root {
+			hints = append(hints, Hint{Name: nameIn(dnswire.TypeNS, rr.Data)})
+		}
+	}
+	addrs := 0
+	for _, rr := range records {
+		if rr.Type != dnswire.TypeA && rr.Type != dnswire.TypeAAAA {
+			continue
+		}
+		for i := range hints {
+			if hints[i].Name == rr.Name {
+				a, _ := netip.AddrFromSlice(rr.Data)
+				hints[i].Addrs = append(hints[i].Addrs, a)
+				addrs++
+			}
+		}
+	}
+	if addrs == 0 {
+		return nil, fmt.Errorf("%s: no root server with an address; it needs NS records of \".\" and A or AAAA records of their targets", file)
+	}
+	return hints, nil
+}
+
+// DefaultHints returns the servers of the root as of 2024 (root-servers.org).
+func DefaultHints() []Hint {
+	var hints []Hint
+	for _, line := range strings.Split(strings.TrimSpace(rootServers), "\n") {
+		f := strings.Fields(line)
+		hints = append(hints, Hint{
+			Name:  dnsname.MustParse(f[0] + ".root-servers.net."),
+			Addrs: []netip.Addr{netip.MustParseAddr(f[1]), netip.MustParseAddr(f[2])},
+		})
+	}
+	return hints
+}
+
+const rootServers = `
+a 198.41.0.4     2001:503:ba3e::2:30
+b 170.247.170.2  2801:1b8:10::b
+c 192.33.4.12    2001:500:2::c
+d 199.7.91.13    2001:500:2d::d
+e 192.203.230.10 2001:500:a8::e
+f 192.5.5.241    2001:500:2f::f
+g 192.112.36.4   2001:500:12::d0d
+h 198.97.190.53  2001:500:1::53
+i 192.36.148.17  2001:7fe::53
+j 192.58.128.30  2001:503:c27::2:30
+k 193.0.14.129   2001:7fd::1
+l 199.7.83.42    2001:500:9f::42
+m 202.12.27.33   2001:dc3::35
+`
+
+type hintSet struct {
+	hints  []Hint
+	byName map[dnsname.Name][]netip.Addr
+	all    []netip.Addr
+}
+
+func newHintSet(hints []Hint) hintSet {
+	s := hintSet{hints: hints, byName: make(map[dnsname.Name][]netip.Addr)}
+	for _, h := range hints {
+		s.byName[h.Name] = append(s.byName[h.Name], h.Addrs...)
+		s.all = append(s.all, h.Addrs...)
+	}
+	return s
+}
+
+// primeRest is how long after a failed priming the hints are used as they are.
+const primeRest = 60 * time.Second
+
+// prime asks the hinted servers who serves the root, if the cache has not got it and nobody else is asking
+// (RFC 8109). Whether it succeeds or not, there are servers to use afterwards.
+func (r *run) prime() {
+	if _, ok := r.get(dnsname.Root, dnswire.TypeNS); ok {
+		return
+	}
+	now := clock.Elapsed()
+	if now.Before(clock.Instant(r.it.primeAfter.Load())) || !r.it.priming.CompareAndSwap(false, true) {
+		return
+	}
+	defer r.it.priming.Store(false)
+	z := &cut{name: dnsname.Root, granted: clock.Never}
+	for _, a := range r.it.hints.all {
+		r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
+	}
+	res, err := r.ask(z, dnsname.Root, dnswire.TypeNS, true)
+	if err != nil || res.kind != kindAnswer {
+		r.it.primeAfter.Store(int64(now.Add(primeRest)))
+		return
+	}
+	r.keepPrimed(&res, now)
+}
+
+// DefaultDoNotQuery returns networks in which no public name server is: addresses of this host, of nobody and
+// of everybody.
+func DefaultDoNotQuery() []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range []string{
+		"0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/3", // multicast, reserved and broadcast
+		"::/128", "::1/128", "::ffff:0:0/96", "ff00::/8",
+	} {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// uses reports whether an address that the network told us may be asked.
+func (it *Iterator) uses(a netip.Addr) bool {
+	if !it.enabled(familyOf(a)) {
+		return false
+	}
+	for _, p := range it.opts.DoNotQuery {
+		if p.Contains(a) {
+			return false
+		}
+	}
+	return true
+}
+
+// Families of addresses, as indices.
+const (
+	ipv4 = 0
+	ipv6 = 1
+)
+
+var familyTypes = [2]uint16{ipv4: dnswire.TypeA, ipv6: dnswire.TypeAAAA}
+
+func familyOf(a netip.Addr) int {
+	if a.Is4() {
+		return ipv4
+	}
+	return ipv6
+}
+
+func (it *Iterator) enabled(fam int) bool {
+	return fam == ipv4 && !it.opts.NoIPv4 || fam == ipv6 && !it.opts.NoIPv6
+}
+
+// A family notices that no server of an address family can be reached, as on a host without IPv6, so that
+// not every question has to find out.
+type family struct {
+	failed atomic.Int32 // failures in a row
+	until  atomic.Int64 // a clock.Instant: the family is avoided till then
+}
+
+const (
+	familyFailures = 10
+	familyRest     = 60 * time.Second
+)
+
+func (f *family) works() { f.failed.Store(0) }
+
+func (f *family) fails(now clock.Instant) {
+	if f.failed.Add(1) >= familyFailures {
+		f.until.Store(int64(now.Add(familyRest)))
+		f.failed.Store(familyFailures / 2)
+	}
+}
+
+func (f *family) down(now clock.Instant) bool { return now.Before(clock.Instant(f.until.Load())) }

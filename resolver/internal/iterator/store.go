@@ -1,0 +1,231 @@
+package iterator
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
+)
+
+// This file is all that is read from and written to the cache of RRsets.
+//
+// With a client subnet in the question, answers are looked for under that subnet alone, and kept there; an
+// answer whose scope is 0 holds for everybody and is kept for everybody too (RFC 7871 section 7.3).
+// Delegations and addresses of servers know no subnet.
+
+func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
+	s, found := r.look(name, typ, query.Subnet{})
+	return s, found.OK && found.Negative.Kind == rrcache.NoKind
+}
+
+func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RRset, rrcache.Found) {
+	k := rrcache.Key{Name: name, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
+	return r.it.opts.RRsets.Get(k, clock.Elapsed())
+}
+
+// answers reports whether a set may be given to clients: glue may not.
+func answers(s *query.RRset) bool { return s.Rank >= query.RankNonAuth }
+
+// cached returns what the cache knows of a name and type: data, an alias, or a denial.
+func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
+	if typ == dnswire.TypeANY {
+		return r.cachedAny(name)
+	}
+	s, found := r.look(name, typ, r.q.Subnet)
+	if found.OK {
+		if n := &found.Negative; n.Kind != rrcache.NoKind {
+			return denial(name, n), true
+		}
+		if answers(&s) && !unproven(&s) {
+			return response{kind: kindAnswer, last: name, chain: []query.RRset{s}}, true
+		}
+	}
+	if typ != dnswire.TypeCNAME {
+		if c, found := r.look(name, dnswire.TypeCNAME, r.q.Subnet); found.OK && answers(&c) && !unproven(&c) {
+			if target := nameIn(dnswire.TypeCNAME, c.First()); target != "" {
+				return response{kind: kindAlias, last: target, chain: []query.RRset{c}}, true
+			}
+		}
+	}
+	for up := name.Parent(); up != ""; up = up.Parent() {
+		d, found := r.look(up, dnswire.TypeDNAME, query.Subnet{})
+		if !found.OK || !answers(&d) {
+			continue
+		}
+		target := nameIn(dnswire.TypeDNAME, d.First())
+		next, err := name.Replace(up, target)
+		if target == "" || err != nil {
+			return response{kind: kindYXDomain, last: name, chain: []query.RRset{d}}, true
+		}
+		res := response{kind: kindAlias, last: next, chain: []query.RRset{d, synthesise(&d, name, next)}}
+		if typ == dnswire.TypeCNAME {
+			res.kind = kindAnswer
+		}
+		return res, true
+	}
+	if at, n, ok := r.it.opts.RRsets.NXCut(name, r.q.View, clock.Elapsed()); ok {
+		// What the operator configured below is not for the public tree to deny.
+		if z := r.it.zones.find(r.q.View, name); z == nil || !z.Name.IsWithin(at) {
+			return denial(name, &n), true
+		}
+	}
+	return response{}, false
+}
+
+// commonTypes are looked for when the question is of type ANY, which any one RRset answers (RFC 8482).
+var commonTypes = [...]uint16{
+	dnswire.TypeA, dnswire.TypeAAAA, dnswire.TypeMX, dnswire.TypeTXT, dnswire.TypeNS, dnswire.TypeSOA, dnswire.TypeHTTPS,
+	dnswire.TypeSRV, dnswire.TypePTR, dnswire.TypeCNAME,
+}
+
+func (r *run) cachedAny(name dnsname.Name) (response, bool) {
+	for _, t := range commonTypes {
+		s, found := r.look(name, t, r.q.Subnet)
+		switch {
+		case !found.OK:
+		case found.Negative.Kind == rrcache.NXDomain:
+			return denial(name, &found.Negative), true
+		case found.Negative.Kind == rrcache.NoKind && answers(&s) && !unproven(&s):
+			return response{kind: kindAnswer, last: name, chain: []query.RRset{s}}, true
+		}
+	}
+	return response{}, false
+}
+
+func denial(name dnsname.Name, n *rrcache.Negative) response {
+	res := response{kind: kindNoData, last: name, proof: n.Proof}
+	if n.Kind == rrcache.NXDomain {
+		res.kind, res.rcode = kindNXDomain, dnswire.RCodeNXDomain
+	}
+	if n.SOA.Type == dnswire.TypeSOA {
+		res.soa = &n.SOA
+	}
+	return res
+}
+
+// unproven reports a set made from a wildcard that nobody has validated yet: the proof that no closer name
+// exists, which it needs, is not kept with it.
+func unproven(s *query.RRset) bool {
+	if s.Status != query.Unchecked {
+		return false
+	}
+	for sig := range query.RDatas(s.Sigs) {
+		if len(sig) > 3 && int(sig[3]) < s.Name.Labels() && !(s.Name.IsWildcard() && int(sig[3]) == s.Name.Labels()-1) {
+			return true
+		}
+	}
+	return false
+}
+
+// What is known of a name on the way to another.
+type knowledge uint8
+
+const (
+	unknown knowledge = iota
+	exists
+	denied
+)
+
+func (r *run) known(name dnsname.Name) knowledge {
+	s, found := r.look(name, dnswire.TypeA, query.Subnet{})
+	switch {
+	case found.OK && found.Negative.Kind == rrcache.NXDomain:
+		return denied
+	case found.OK && (found.Negative.Kind == rrcache.NoData || answers(&s)):
+		return exists
+	}
+	if s, ok := r.get(name, dnswire.TypeCNAME); ok && answers(&s) {
+		return exists
+	}
+	return unknown
+}
+
+// secureZone reports whether the zone's keys were found Secure: its denials can then be believed, and forged
+// answers will be noticed.
+func (r *run) secureZone(zone dnsname.Name) bool {
+	s, ok := r.get(zone, dnswire.TypeDNSKEY)
+	return ok && s.Status == query.Secure
+}
+
+// addressSet returns the addresses of a name server as the cache has them, glue included; known also if it
+// has that there are none.
+func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, known bool) {
+	s, found := r.look(name, typ, query.Subnet{})
+	switch {
+	case !found.OK:
+		return nil, false
+	case found.Negative.Kind != rrcache.NoKind:
+		return nil, true
+	}
+	return addresses(&s), true
+}
+
+// keep stores what a response about (name, typ) says, and marks its sets with their rank.
+func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
+	now := clock.Elapsed()
+	rank := query.RankAnswer
+	if res.weak || z.forward {
+		rank = query.RankNonAuth
+	}
+	for i := range res.chain {
+		s := &res.chain[i]
+		s.Rank = rank
+		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
+			continue // signatures alone; a CNAME that is made anew from its DNAME each time
+		}
+		var p rrcache.Put
+		if s.Type != dnswire.TypeNS { // with a time, it would be a delegation
+			p.Granted = z.granted
+		}
+		r.it.opts.RRsets.Put(r.q.View, subnet, *s, p, now)
+	}
+	if res.soa == nil {
+		return // a denial without SOA is not kept (RFC 2308 section 5)
+	}
+	k := rrcache.Key{Name: res.last, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
+	switch {
+	case res.kind == kindNXDomain:
+		r.it.opts.RRsets.PutNegative(k, rrcache.NXDomain, *res.soa, res.proof, query.Unchecked, now)
+	case res.kind == kindNoData && typ != dnswire.TypeANY && typ != dnswire.TypeRRSIG:
+		r.it.opts.RRsets.PutNegative(k, rrcache.NoData, *res.soa, res.proof, query.Unchecked, now)
+	}
+}
+
+// keepReferral stores a delegation, what the parent says of its security, and its glue.
+func (r *run) keepReferral(parent *cut, res *response, granted, now clock.Instant) {
+	c := r.it.opts.RRsets
+	ns := res.ns
+	ns.Rank = query.RankGlue
+	c.Put(r.q.View, query.Subnet{}, ns, rrcache.Put{Granted: granted}, now)
+	if res.ds != nil {
+		ds := *res.ds
+		ds.Rank = query.RankAuthority // the parent's own data, wherever it stands
+		c.Put(r.q.View, query.Subnet{}, ds, rrcache.Put{Granted: parent.granted}, now)
+	} else if len(res.proof) > 0 {
+		k := rrcache.Key{Name: res.child, Type: dnswire.TypeDS, Class: dnswire.ClassIN, View: r.q.View}
+		c.PutNegative(k, rrcache.NoData, query.RRset{}, res.proof, query.Unchecked, now)
+	}
+	r.keepGlueSets(res.glue, granted, now)
+}
+
+func (r *run) keepGlueSets(glue []query.RRset, granted, now clock.Instant) {
+	for _, g := range glue {
+		g.Rank, g.Sigs = query.RankGlue, nil
+		r.it.opts.RRsets.Put(r.q.View, query.Subnet{}, g, rrcache.Put{Granted: granted}, now)
+	}
+}
+
+// keepPrimed stores the answer to a priming question: the root's servers and their addresses.
+func (r *run) keepPrimed(res *response, now clock.Instant) {
+	ns := res.chain[len(res.chain)-1]
+	ns.Rank = query.RankGlue
+	granted := now.Add(seconds(ns.TTL))
+	r.it.opts.RRsets.Put(r.q.View, query.Subnet{}, ns, rrcache.Put{Granted: granted}, now)
+	r.keepGlueSets(res.glue, granted, now)
+}
+
+func seconds(ttl uint32) time.Duration { return time.Duration(ttl) * time.Second }

@@ -1,0 +1,322 @@
+package iterator
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// A cut is a zone and who serves it, as far as known. It belongs to one run.
+type cut struct {
+	name dnsname.Name
+	// granted is until when the parent vouched for the delegation; what is learned below lives no longer.
+	granted clock.Instant
+	servers []netip.AddrPort
+	// nameless are NS names of which no address is known, halfKnown those of which one family is missing.
+	nameless, halfKnown []dnsname.Name
+	resolved            int // NS names looked up for this delegation
+
+	cached  bool // the delegation was known before this run
+	static  bool // a configured zone
+	forward bool
+	first   bool
+}
+
+// start returns the deepest cut known from which the name can be reached. With above, it is a cut strictly
+// above that zone. The records of type DS stand in the parent (RFC 4035 section 3.1.4.1).
+func (r *run) start(name dnsname.Name, typ uint16, above dnsname.Name) *cut {
+	from := startName(name, typ, above)
+	configured := r.it.zones.find(r.q.View, from)
+	if configured != nil && configured.Forward {
+		return staticCut(configured)
+	}
+	z := r.deepest(from)
+	if configured != nil && (z == nil || !z.name.Below(configured.Name)) {
+		return staticCut(configured)
+	}
+	if z == nil || z.name == dnsname.Root {
+		return r.root()
+	}
+	return z
+}
+
+// startPublic is start without regard to configured zones.
+func (r *run) startPublic(name dnsname.Name, typ uint16) *cut {
+	if z := r.deepest(startName(name, typ, "")); z != nil && z.name != dnsname.Root {
+		return z
+	}
+	return r.root()
+}
+
+func startName(name dnsname.Name, typ uint16, above dnsname.Name) dnsname.Name {
+	switch {
+	case above != "":
+		return above.Parent()
+	case typ == dnswire.TypeDS && name != dnsname.Root:
+		return name.Parent()
+	}
+	return name
+}
+
+func staticCut(z *Zone) *cut {
+	return &cut{
+		name: z.Name, granted: clock.Never, servers: slices.Clone(z.Servers),
+		static: true, forward: z.Forward, first: z.First,
+	}
+}
+
+// deepest returns the deepest cached delegation at or above name, or nil.
+func (r *run) deepest(name dnsname.Name) *cut {
+	zone, ns, granted, ok := r.it.opts.RRsets.Delegation(name, r.q.View, clock.Elapsed())
+	if !ok {
+		return nil
+	}
+	z := &cut{name: zone, granted: granted, cached: true}
+	r.fill(z, &ns, nil)
+	return z
+}
+
+// root returns the root zone: its servers as primed, or as hinted.
+func (r *run) root() *cut {
+	if r.it.opts.Prime {
+		r.prime()
+	}
+	z := &cut{name: dnsname.Root, granted: clock.Never, cached: true}
+	if ns, ok := r.get(dnsname.Root, dnswire.TypeNS); ok {
+		r.fill(z, &ns, r.it.hints.byName)
+		if len(z.servers) > 0 {
+			return z
+		}
+	}
+	for _, a := range r.it.hints.all {
+		r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
+	}
+	return z
+}
+
+// descend enters a delegation: it keeps what the referral said and returns the child's cut.
+func (r *run) descend(parent *cut, res response) *cut {
+	now := clock.Elapsed()
+	granted := min(parent.granted, now.Add(seconds(res.ns.TTL)))
+	loose := make(map[dnsname.Name][]netip.Addr)
+	inBailiwick := res.glue[:0]
+	for _, g := range res.glue {
+		switch {
+		case g.Name.IsWithin(parent.name):
+			inBailiwick = append(inBailiwick, g)
+		case r.it.opts.LooseGlue:
+			loose[g.Name] = append(loose[g.Name], addresses(&g)...)
+		}
+	}
+	res.glue = inBailiwick
+	r.keepReferral(parent, &res, granted, now)
+	z := &cut{name: res.child, granted: granted}
+	for i := range res.glue { // also when the cache holds nothing, as with a TTL of 0
+		g := &res.glue[i]
+		loose[g.Name] = append(loose[g.Name], addresses(g)...)
+	}
+	r.fill(z, &res.ns, loose)
+	return z
+}
+
+// fill gives z the servers in an NS RRset whose addresses are known; more finds the others. extra has
+// addresses that the cache does not.
+func (r *run) fill(z *cut, ns *query.RRset, extra map[dnsname.Name][]netip.Addr) {
+	count := 0
+	for d := range query.RDatas(ns.Data) {
+		if count++; count > maxNames {
+			break
+		}
+		name := nameIn(dnswire.TypeNS, d)
+		if name == "" {
+			continue
+		}
+		var found [2]bool
+		n := 0
+		add := func(a netip.Addr) {
+			if n < maxPerName && r.it.uses(a) {
+				n++
+				r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
+				found[familyOf(a)] = true
+			}
+		}
+		missing := false
+		for fam, typ := range familyTypes {
+			if !r.it.enabled(fam) {
+				found[fam] = true // nobody misses it
+				continue
+			}
+			set, known := r.addressSet(name, typ)
+			for _, a := range set {
+				add(a)
+			}
+			if known {
+				found[fam] = true
+			}
+		}
+		for _, a := range extra[name] {
+			add(a)
+		}
+		missing = !found[0] || !found[1]
+		switch {
+		case n == 0 && missing:
+			z.nameless = append(z.nameless, name)
+		case missing:
+			z.halfKnown = append(z.halfKnown, name)
+		}
+	}
+}
+
+func (r *run) addServer(z *cut, a netip.AddrPort) {
+	if len(z.servers) < maxAddresses && r.it.uses(a.Addr()) && !slices.Contains(z.servers, a) {
+		z.servers = append(z.servers, a)
+	}
+}
+
+// more looks for addresses of servers of z that are not known yet, and reports whether it found any.
+func (r *run) more(z *cut) (bool, error) {
+	before := len(z.servers)
+	for len(z.nameless)+len(z.halfKnown) > 0 && z.resolved < maxGlueless {
+		for range maxRound {
+			from := &z.nameless
+			if len(*from) == 0 {
+				from = &z.halfKnown
+			}
+			if len(*from) == 0 || z.resolved >= maxGlueless {
+				break
+			}
+			name := (*from)[0]
+			*from = (*from)[1:]
+			z.resolved++
+			found, err := r.findAddresses(name)
+			if err != nil {
+				return false, err
+			}
+			for _, a := range found[:min(len(found), maxPerName)] {
+				r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
+			}
+		}
+		if len(z.servers) > before {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// findAddresses resolves the name of a name server: the first enabled family that has addresses which the
+// cache does not know yet. No address is no error; an error ends the whole resolution.
+func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
+	if r.depth >= maxDepth || r.family.dead[name] {
+		return nil, nil
+	}
+	if _, failing := r.it.names.active(name, clock.Elapsed()); failing {
+		return nil, nil
+	}
+	circular, absent := false, true
+	for fam, typ := range familyTypes {
+		if !r.it.enabled(fam) {
+			continue
+		}
+		if r.waitsFor(name, typ) {
+			circular = true // we are here because of this very question
+			continue
+		}
+		if _, known := r.addressSet(name, typ); known {
+			continue
+		}
+		sub := &run{
+			it: r.it, ctx: r.ctx, tree: r.tree, parent: r, depth: r.depth + 1, family: r.family,
+			q: query.Question{Name: name, Type: typ, Class: dnswire.ClassIN, CD: true, View: r.q.View},
+		}
+		out, err := sub.resolve()
+		if err != nil {
+			if spent(err) {
+				return nil, err
+			}
+			absent = false
+			continue
+		}
+		var found []netip.Addr
+		if n := len(out.Answer); n > 0 && out.Answer[n-1].Type == typ {
+			for _, a := range addresses(&out.Answer[n-1]) {
+				if r.it.uses(a) {
+					found = append(found, a)
+				}
+			}
+		}
+		if len(found) > 0 {
+			return found, nil
+		}
+	}
+	if circular {
+		return nil, nil // it says nothing of the name
+	}
+	if r.family.dead == nil {
+		r.family.dead = make(map[dnsname.Name]bool)
+	}
+	r.family.dead[name] = true
+	r.it.names.failed(name, "", clock.Elapsed(), nameBackoff)
+	if absent {
+		if err := r.tree.MissingName(); err != nil {
+			return nil, &Failure{EDE: edeNoReachable, Text: "name servers whose names do not exist: " + err.Error(), err: err}
+		}
+	}
+	return nil, nil
+}
+
+// waitsFor reports whether this run, or one that waits for it, is itself looking for these addresses.
+func (r *run) waitsFor(name dnsname.Name, typ uint16) bool {
+	for ; r != nil; r = r.parent {
+		if r.q.Name == name && r.q.Type == typ {
+			return true
+		}
+	}
+	return false
+}
+
+// addresses returns those in an A or AAAA RRset.
+func addresses(s *query.RRset) (out []netip.Addr) {
+	for d := range query.RDatas(s.Data) {
+		if a, ok := netip.AddrFromSlice(d); ok {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// A zoneTable finds configured zones.
+type zoneTable map[zoneKey]*Zone
+
+type zoneKey struct {
+	name dnsname.Name
+	view query.View
+}
+
+func newZoneTable(zones []Zone) zoneTable {
+	t := make(zoneTable, len(zones))
+	for i := range zones {
+		z := zones[i]
+		t[zoneKey{z.Name, z.View}] = &z
+	}
+	return t
+}
+
+// find returns the deepest zone at or above name, of the view or else of the public one.
+func (t zoneTable) find(view query.View, name dnsname.Name) *Zone {
+	if len(t) == 0 {
+		return nil
+	}
+	for ; name != ""; name = name.Parent() {
+		if z := t[zoneKey{name, view}]; z != nil {
+			return z
+		}
+		if z := t[zoneKey{name, 0}]; z != nil {
+			return z
+		}
+	}
+	return nil
+}
