@@ -384,6 +384,8 @@ func (p *Pipeline) refuse(q *query.Query, why query.RefuseReason, out []byte) (o
 	switch why {
 	case query.RefuseRate, query.RefuseOutstanding, query.RefuseConnections:
 		return silent, 0, 0
+	case query.RefuseSlip:
+		return done, p.o.Render.Truncated(q, out), 0
 	case query.RefuseCold:
 		return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotReady, "no user data yet", out), 0
 	case query.RefuseBusy:

@@ -232,6 +232,7 @@ func TestRefusals(t *testing.T) {
 		query.RefuseDevice:      "REFUSED EDE18",
 		query.RefuseCold:        "REFUSED EDE14",
 		query.RefuseRate:        "silence",
+		query.RefuseSlip:        "NOERROR TC",
 		query.RefuseOutstanding: "silence",
 		query.RefuseBusy:        "SERVFAIL EDE22",
 		query.RefuseConnections: "silence",

@@ -131,14 +131,15 @@ const (
 	RefuseStranger                 // nobody identified the client and strangers are refused
 	RefuseDevice                   // a device id that is malformed or unknown over an encrypted transport
 	RefuseCold                     // no user data yet (users.when_cold)
-	RefuseRate                     // the source's rate
+	RefuseRate                     // the source's rate; dropped
+	RefuseSlip                     // the source's rate; answered with TC=1, so that it can come over TCP
 	RefuseOutstanding              // the source has too many queries under way
 	RefuseBusy                     // too many queries under way in all, or pressure
 	RefuseConnections              // a connection beyond its limit
 	NumRefuseReason   = iota
 )
 
-var refuseNames = [NumRefuseReason]string{"", "access", "stranger", "device", "cold", "rate", "outstanding", "busy", "connections"}
+var refuseNames = [NumRefuseReason]string{"", "access", "stranger", "device", "cold", "rate", "slip", "outstanding", "busy", "connections"}
 
 func (r RefuseReason) String() string { return refuseNames[r] }
 
