@@ -88,7 +88,7 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 				s.blame(s.waiting)
 			}
 		case <-r.ctx.Done():
-			return response{}, &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: given up: %v", name, r.ctx.Err()), err: r.ctx.Err()}
+			return response{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: given up: %v", name, r.ctx.Err()), err: r.ctx.Err()}
 		}
 	}
 }
@@ -356,9 +356,9 @@ func (s *step) takeError(a *attempt, err error) error {
 	}
 	switch {
 	case errors.Is(err, query.ErrLimit):
-		return &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: %v", s.name, err), err: err}
+		return &Failure{Code: edeOther, Text: fmt.Sprintf("%v: %v", s.name, err), err: err}
 	case s.r.ctx.Err() != nil:
-		return &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: given up: %v", s.name, err), err: s.r.ctx.Err()}
+		return &Failure{Code: edeOther, Text: fmt.Sprintf("%v: given up: %v", s.name, err), err: s.r.ctx.Err()}
 	case errors.Is(err, query.ErrTimeout):
 		s.blame(a)
 		return nil
@@ -471,9 +471,9 @@ func (s *step) conclude() (response, error) {
 			return s.accept(*f, s.fallbackFrom), nil
 		}
 	}
-	f := &Failure{EDE: edeNoReachable}
+	f := &Failure{Code: edeNoReachable}
 	if s.networkTrouble {
-		f.EDE = edeNetwork
+		f.Code = edeNetwork
 	}
 	what := "no server to ask"
 	if len(s.complaints) > 0 {

@@ -12,7 +12,7 @@ import (
 
 // A Failure is a resolution that ended without an answer.
 type Failure struct {
-	EDE  uint16 // extended DNS error code (RFC 8914), query.NoEDE if none fits
+	Code uint16 // extended DNS error (RFC 8914)
 	Text string // which object, what was wrong
 
 	err error // query.ErrLimit or the context's error; nil if the fault is with the servers
@@ -30,12 +30,16 @@ const (
 )
 
 func (f *Failure) Error() string { return f.Text }
+
+// EDE returns the extended DNS error that clients may be told.
+func (f *Failure) EDE() (code uint16, text string) { return f.Code, f.Text }
+
 func (f *Failure) Unwrap() error { return f.err }
 
 // memorable reports whether the failure says something of the question, rather than of who asked it.
 func (f *Failure) memorable() bool {
 	return !errors.Is(f.err, query.ErrLimit) && !errors.Is(f.err, context.Canceled) && !errors.Is(f.err, context.DeadlineExceeded) &&
-		f.EDE != edeNotSupported
+		f.Code != edeNotSupported
 }
 
 // A backoff says how long a failure is remembered: first, then second, then twice as long each time up to

@@ -160,13 +160,13 @@ type question struct {
 
 func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Question, fresh bool, avoid []netip.AddrPort) (query.Unvalidated, error) {
 	if q.Class != dnswire.ClassIN || q.Name == "" || metaType(q.Type) {
-		return query.Unvalidated{}, &Failure{EDE: edeNotSupported, Text: "only data of class IN can be resolved"}
+		return query.Unvalidated{}, &Failure{Code: edeNotSupported, Text: "only data of class IN can be resolved"}
 	}
 	now := clock.Elapsed()
 	key := question{q.Name, q.Type, q.View, q.Subnet}
 	if !fresh {
 		if text, failing := it.failures.active(key, now); failing {
-			return query.Unvalidated{}, &Failure{EDE: edeCachedError, Text: text}
+			return query.Unvalidated{}, &Failure{Code: edeCachedError, Text: text}
 		}
 	}
 	r := &run{it: it, ctx: ctx, tree: tree, q: q, fresh: fresh, avoid: avoid, family: &kin{}}
@@ -177,7 +177,7 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 	}
 	var f *Failure
 	if !errors.As(err, &f) {
-		f = &Failure{EDE: edeOther, Text: err.Error(), err: err}
+		f = &Failure{Code: edeOther, Text: err.Error(), err: err}
 	}
 	if f.memorable() {
 		it.failures.failed(key, f.Text, clock.Elapsed(), questionBackoff)
@@ -225,13 +225,13 @@ func (r *run) resolve() (query.Unvalidated, error) {
 			if s.Type == dnswire.TypeCNAME && (res.kind != kindAnswer || i < len(res.chain)-1) {
 				aliases++
 				if r.followed(s.Name) {
-					return query.Unvalidated{}, &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: aliases go round in a circle", s.Name), final: true}
+					return query.Unvalidated{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: aliases go round in a circle", s.Name), final: true}
 				}
 			}
 			r.out.Answer = append(r.out.Answer, *s)
 		}
 		if aliases > maxAliases {
-			return query.Unvalidated{}, &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: more than %d aliases in a row", r.q.Name, maxAliases), final: true}
+			return query.Unvalidated{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: more than %d aliases in a row", r.q.Name, maxAliases), final: true}
 		}
 		r.addAuthority(res)
 		switch res.kind {
@@ -313,7 +313,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 		}
 		z = r.descend(z, res)
 	}
-	return response{}, &Failure{EDE: edeOther, Text: fmt.Sprintf("%v: more than %d referrals", name, maxReferrals), final: true}
+	return response{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: more than %d referrals", name, maxReferrals), final: true}
 }
 
 // atZone asks the servers of z about name until they answer, or refer to a zone below.

@@ -262,7 +262,7 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 	r.it.names.failed(name, "", clock.Elapsed(), nameBackoff)
 	if absent {
 		if err := r.tree.MissingName(); err != nil {
-			return nil, &Failure{EDE: edeNoReachable, Text: "name servers whose names do not exist: " + err.Error(), err: err}
+			return nil, &Failure{Code: edeNoReachable, Text: "name servers whose names do not exist: " + err.Error(), err: err}
 		}
 	}
 	return nil, nil

@@ -202,7 +202,7 @@ func splitSet(v []byte) (data, sigs []byte, ok bool) {
 	return v[l:end:end], sigs, true
 }
 
-// The value of a denial is a sequence of sets, the SOA first:
+// The value of a denial is a sequence of sets, the SOA (if there is one) first:
 //
 //	labels 1      how many labels of its owner it shares with the key's name
 //	head 1, bytes the labels before those
@@ -210,7 +210,9 @@ func splitSet(v []byte) (data, sigs []byte, ok bool) {
 //
 // Owners share most of their labels with the name denied, so this is mostly two bytes.
 func appendDenial(b []byte, name dnsname.Name, soa query.RRset, proof []query.RRset) []byte {
-	b = appendMember(b, name, soa)
+	if soa.Type != 0 {
+		b = appendMember(b, name, soa)
+	}
 	for _, p := range proof {
 		b = appendMember(b, name, p)
 	}

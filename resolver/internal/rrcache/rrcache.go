@@ -236,14 +236,19 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 
 // PutNegative stores a denial of k.Name (NXDomain) or of k.Type at it (NoData), and reports whether it did:
 // its rank is that of an authoritative answer, or the highest if status is Secure. Its TTL is the least of
-// the SOA's TTL and MINIMUM (RFC 2308 section 5) and of the proof's; without an SOA it is not stored. A
-// validator calls it again with the status it found.
+// the SOA's TTL and MINIMUM (RFC 2308 section 5) and of the proof's; without either it is not stored. A
+// referral denies the DS record of its zone by a proof without SOA. A validator calls it again with the status
+// it found.
 func (c *Cache) PutNegative(k Key, kind Kind, soa query.RRset, proof []query.RRset, status query.Status, now clock.Instant) bool {
 	first := soa.First()
-	if kind == NoKind || soa.Type != dnswire.TypeSOA || len(first) < 22 {
+	hasSOA := soa.Type == dnswire.TypeSOA && len(first) >= 22
+	if kind == NoKind || !hasSOA && (soa.Type != 0 || len(proof) == 0) {
 		return false
 	}
-	ttl := min(soa.TTL, dnswire.Uint32(first[len(first)-4:]))
+	ttl := uint32(math.MaxInt32)
+	if hasSOA {
+		ttl = min(soa.TTL, dnswire.Uint32(first[len(first)-4:]))
+	}
 	for i := range proof {
 		ttl = min(ttl, proof[i].TTL)
 	}
@@ -458,9 +463,10 @@ func (e entry) denial(name dnsname.Name, class uint16, at kind, now clock.Instan
 			sets[i].Rank = query.RankSecure
 		}
 	}
-	if len(sets) > 0 {
-		n.SOA, n.Proof = sets[0], sets[1:]
+	if len(sets) > 0 && sets[0].Type == dnswire.TypeSOA {
+		n.SOA, sets = sets[0], sets[1:]
 	}
+	n.Proof = sets
 	return n
 }
 

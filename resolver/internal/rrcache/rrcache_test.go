@@ -369,6 +369,7 @@ func TestDenials(t *testing.T) {
 		"MaxNegativeTTL":   {soaSet("t.", 86400, 86400), nil, 200},
 		"zero":             {soaSet("t.", 0, 100), nil, 0},
 		"no SOA":           {query.RRset{}, nil, 0},
+		"proof alone":      {query.RRset{}, []query.RRset{nsecSet("t.", "t.", 9)}, 9},
 		"SOA without data": {query.RRset{Name: "t.", Type: dnswire.TypeSOA, TTL: 100}, nil, 0},
 		"padded proof":     {soaSet("t.", 100, 100), make([]query.RRset, maxProof+1), 0},
 	} {
@@ -377,6 +378,9 @@ func TestDenials(t *testing.T) {
 		_, f := c.Get(key("n.t.", 1), at(0))
 		if stored != (x.want > 0) || f.OK != stored || f.Negative.TTL != x.want {
 			t.Errorf("%s: stored %v, TTL %d, want %d", what, stored, f.Negative.TTL, x.want)
+		}
+		if stored && (f.Negative.SOA.Type != x.soa.Type || len(f.Negative.Proof) != len(x.proof)) {
+			t.Errorf("%s: SOA %+v, proof %+v", what, f.Negative.SOA, f.Negative.Proof)
 		}
 	}
 }
