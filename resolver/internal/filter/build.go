@@ -57,7 +57,7 @@ func (m *Matcher) Stats() Stats {
 			}
 		}
 	}
-	for _, x := range []*multimap{&m.rules.bySuffix, &m.rules.by8, &m.rules.by4} {
+	for _, x := range []*multimap{&m.rules.bySuffix, &m.rules.byDot, &m.rules.label8, &m.rules.label4, &m.rules.by8, &m.rules.by4} {
 		s.Bytes += int64(len(x.filter))*8 + int64(len(x.keys))*16 + int64(len(x.ids))*4
 	}
 	return s

@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
@@ -31,7 +32,7 @@ const (
 	isImportant
 	isBad
 	isHost
-	isAddr // the pattern is an address
+	isAddr   // the pattern is an address
 	hasVoids // some list disables the rule: see rules.voids
 )
 
@@ -40,8 +41,7 @@ type more struct {
 	re   *regexp.Regexp
 	mods *rulelist.Mods
 	addr netip.Addr
-	// anchors are the literals of re of which any match contains one; nil if there are none.
-	anchors []string
+	pre  *precheck // of re
 }
 
 func (r *rule) before(o *rule) bool {
@@ -69,7 +69,7 @@ func newRule(r *rulelist.Rule, list uint16) rule {
 			// rulelist has parsed it, so it compiles.
 			c.more.re = regexp.MustCompile(rulelist.Insensitive(r.Pattern))
 			if re, err := syntax.Parse(rulelist.Insensitive(r.Pattern), syntax.Perl); err == nil {
-				c.more.anchors = anchors(re)
+				c.more.pre = newPrecheck(re)
 			}
 		}
 	}
@@ -112,7 +112,10 @@ type rules struct {
 	all      []rule
 	voids    map[uint32]*Set // by index of all: the lists that disable the rule
 	bySuffix multimap        // by suffix hash
-	by8, by4 multimap        // by eight or four bytes of text
+	byDot    multimap        // by the eight bytes of text after a dot
+	label8   multimap        // by the first eight bytes of a label and what follows it
+	label4   multimap        // by the first four
+	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
 }
 
@@ -158,76 +161,77 @@ func newRules(key *dnsname.Key, rs []rule) *rules {
 
 // anchor hangs each rule off the rarest thing that any name it matches must have.
 func (x *rules) anchor(key *dnsname.Key) {
-	var suffix, by8, by4 []pair
-	var count [1 << 16]uint16 // how many rules have an eight- or four-byte string, roughly
-	bump := func(lit string) {
-		for n := range grams(lit) {
-			c := &count[mix(n)>>48]
-			*c = min(*c, 65534) + 1
+	n := 0
+	for i := range x.all {
+		n += len(x.all[i].glob.Text)
+	}
+	count := newCounts(n)
+	for i := range x.all {
+		for _, l := range x.all[i].literals() {
+			for g := range grams(l) {
+				count.add(g)
+			}
 		}
 	}
-	for i := range x.all {
-		r := &x.all[i]
-		if lits := r.literals(); lits != nil {
-			for _, l := range lits {
-				bump(l)
-			}
+	var suffix, dot, label8, label4, by8, by4 []pair
+	hang := func(lit string, id uint32) {
+		g, _ := count.rarest(lit)
+		if len(lit) >= 8 {
+			by8 = append(by8, pair{g, id})
+		} else {
+			by4 = append(by4, pair{g, id})
 		}
 	}
 	var name [256]byte
 	for i := range x.all {
 		r, id := &x.all[i], uint32(i)
-		labels, n := r.suffix(&name)
-		lits := r.literals()
-		shortest := 0
-		if len(lits) > 0 {
-			shortest = len(lits[0])
-			if r.more != nil && r.more.re != nil {
+		if r.isRegex() {
+			// Any of the literals may be the one, so the rule hangs off each.
+			if lits := r.literals(); len(lits) > 0 && shortest(lits) >= 4 {
 				for _, l := range lits {
-					shortest = min(shortest, len(l))
+					hang(l, id)
 				}
 			} else {
-				for _, l := range lits {
-					shortest = max(shortest, len(l))
-				}
+				x.always = append(x.always, id)
+			}
+			continue
+		}
+		labels, n := r.suffix(&name)
+		first, atLabel := r.first()
+		best := "" // of literals of eight bytes or more the rarest, else of those of four
+		least := uint32(0)
+		for _, l := range r.literals() {
+			if len(l) < 4 || len(best) >= 8 && len(l) < 8 {
+				continue
+			}
+			if _, c := count.rarest(l); best == "" || c < least || len(l) >= 8 && len(best) < 8 {
+				best, least = l, c
 			}
 		}
 		switch {
-		case labels >= 2 || labels == 1 && shortest < 4:
+		case labels >= 2:
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
-		case shortest >= 4 && r.more != nil && r.more.re != nil:
-			// Any of the literals may be the one, so the rule hangs off each.
-			for _, l := range lits {
-				g := rarest(&count, l)
-				if len(l) >= 8 {
-					by8 = append(by8, pair{g, id})
-				} else {
-					by4 = append(by4, pair{g, id})
-				}
-			}
-		case shortest >= 4:
-			best, lit := uint16(65535), ""
-			for _, l := range lits {
-				if len(l) < 4 || len(lit) >= 8 && len(l) < 8 {
-					continue
-				}
-				c := count[mix(rarest(&count, l))>>48]
-				if c < best || len(l) >= 8 && len(lit) < 8 {
-					best, lit = c, l
-				}
-			}
-			g := rarest(&count, lit)
-			if len(lit) >= 8 {
-				by8 = append(by8, pair{g, id})
-			} else {
-				by4 = append(by4, pair{g, id})
-			}
+		case atLabel && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
+			label8 = append(label8, pair{gram(first[:8]), id})
+		case len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
+			dot = append(dot, pair{gram(first[:8]), id})
+		case atLabel && 4 <= len(first) && len(best) < 8:
+			label4 = append(label4, pair{gram(first[:4]), id})
+		case best != "":
+			hang(best, id)
+		case labels == 1:
+			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		default:
 			x.always = append(x.always, id)
 		}
 	}
-	x.bySuffix, x.by8, x.by4 = newMultimap(suffix), newMultimap(by8), newMultimap(by4)
+	x.bySuffix, x.byDot = newMultimap(suffix), newMultimap(dot)
+	x.label8, x.label4 = newMultimap(label8), newMultimap(label4)
+	x.by8, x.by4 = newMultimap(by8), newMultimap(by4)
 }
+
+// crowded is how many rules may have a string at the start of a label before something rarer is looked for.
+const crowded = 8
 
 // grams yields the eight-byte strings of a literal, or its four-byte strings if it is shorter, as numbers.
 func grams(lit string) func(func(uint64) bool) {
@@ -250,28 +254,54 @@ func gram(s string) uint64 {
 	return binary.LittleEndian.Uint64(b[:])
 }
 
-func mix(g uint64) uint64 {
-	hi, lo := bits.Mul64(g^0x9e3779b97f4a7c15, 0xd6e8feb86659fd93)
-	return hi ^ lo
+// counts tell roughly how many rules have a string.
+type counts struct {
+	n     []uint16
+	shift uint8
 }
 
-// rarest returns the string of a literal that the fewest rules have. Ends of names, ".com" and the like, are
-// what names have most, so the last one is taken only if it must be.
-func rarest(count *[1 << 16]uint16, lit string) (best uint64) {
-	least := uint32(1 << 31)
+// newCounts makes room for so many different strings that few share a count.
+func newCounts(strings int) counts {
+	k := min(max(bits.Len(uint(strings))+1, 8), 21)
+	return counts{make([]uint16, 1<<k), uint8(64 - k)}
+}
+
+func (c counts) add(gram uint64) {
+	n := &c.n[spread(gram)>>c.shift]
+	*n = min(*n, 65534) + 1
+}
+
+func (c counts) of(gram uint64) uint32 { return uint32(c.n[spread(gram)>>c.shift]) }
+
+// rarest returns the string of a literal that the fewest rules have, and how many have it.
+func (c counts) rarest(lit string) (best uint64, least uint32) {
+	least = 1 << 31
 	for g := range grams(lit) {
-		if c := uint32(count[mix(g)>>48]); c < least {
-			best, least = g, c
+		if n := c.of(g); n < least {
+			best, least = g, n
 		}
 	}
-	return best
+	return best, least
+}
+
+func (r *rule) isRegex() bool { return r.more != nil && r.more.re != nil }
+
+// first returns the text, up to the first *, that a match of a pattern has at the start of a label, or, if
+// not atLabel, after a dot.
+func (r *rule) first() (text string, atLabel bool) {
+	text, _, _ = strings.Cut(r.glob.Text, "*")
+	if r.glob.Start == rulelist.Anywhere {
+		_, text, _ = strings.Cut(text, ".")
+		return text, false
+	}
+	return text, true
 }
 
 // literals returns, for a pattern, the runs of bytes that a match contains, all of them; for an expression, a
 // set of which it contains one.
 func (r *rule) literals() []string {
-	if r.more != nil && r.more.re != nil {
-		return r.more.anchors
+	if r.isRegex() {
+		return r.more.pre.anchors
 	}
 	if r.glob.Text == "" {
 		return nil
@@ -283,7 +313,7 @@ func (r *rule) literals() []string {
 // returns their number and the name's length.
 func (r *rule) suffix(buf *[256]byte) (labels, n int) {
 	g := &r.glob
-	if !g.End || r.more != nil && r.more.re != nil {
+	if !g.End {
 		return 0, 0
 	}
 	s := g.Text[strings.LastIndexByte(g.Text, '*')+1:]
@@ -313,57 +343,12 @@ func (r *rule) suffix(buf *[256]byte) (labels, n int) {
 	return labels, n + 1
 }
 
-// anchors returns literals of which every match of re contains at least one, or nil.
-func anchors(re *syntax.Regexp) []string {
-	switch re.Op {
-	case syntax.OpLiteral:
-		s := strings.ToLower(string(re.Rune))
-		for i := range len(s) {
-			if s[i] >= 0x80 {
-				return nil
-			}
-		}
-		return []string{s}
-	case syntax.OpCapture, syntax.OpPlus:
-		return anchors(re.Sub[0])
-	case syntax.OpRepeat:
-		if re.Min > 0 {
-			return anchors(re.Sub[0])
-		}
-	case syntax.OpConcat:
-		var best []string
-		for _, s := range re.Sub {
-			if a := anchors(s); a != nil && (best == nil || shortest(a) > shortest(best)) {
-				best = a
-			}
-		}
-		return best
-	case syntax.OpAlternate:
-		var union []string
-		for _, s := range re.Sub {
-			a := anchors(s)
-			if a == nil || len(union) > 64 {
-				return nil
-			}
-			union = append(union, a...)
-		}
-		return union
-	}
-	return nil
-}
-
-func shortest(s []string) int {
-	n := len(s[0])
-	for _, s := range s {
-		n = min(n, len(s))
-	}
-	return n
-}
-
 // A multimap finds rules by a number. Its filter answers most searches, which fail, from one word.
 type multimap struct {
-	filter []uint64
-	keys   []multikey // open addressing, a power of two of them
+	filter []uint64 // a power of two of them
+	shift  uint8    // of a hash, to index filter
+	mask   uint64   // of a hash, to index keys
+	keys   []multikey
 	ids    []uint32
 }
 
@@ -378,19 +363,10 @@ type pair struct {
 }
 
 func newMultimap(ps []pair) multimap {
-	var m multimap
 	if len(ps) == 0 {
-		return m
+		return multimap{}
 	}
-	slices.SortStableFunc(ps, func(a, b pair) int {
-		switch {
-		case a.key < b.key:
-			return -1
-		case a.key > b.key:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(ps, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
 	ps = slices.Compact(ps)
 	distinct := 0
 	for i := range ps {
@@ -398,36 +374,78 @@ func newMultimap(ps []pair) multimap {
 			distinct++
 		}
 	}
-	m.keys = make([]multikey, 1<<bits.Len(uint(distinct*3/2)))
-	m.filter = make([]uint64, 1<<bits.Len(uint(distinct/4)))
-	m.ids = make([]uint32, len(ps))
+	// Ten bits of filter a key or more, of which a key sets two: one absent key in fifty passes.
+	words := bits.Len(uint(distinct / 6))
+	m := multimap{
+		filter: make([]uint64, 1<<words),
+		shift:  uint8(64 - words),
+		keys:   make([]multikey, 1<<bits.Len(uint(distinct*3/2))),
+		ids:    make([]uint32, len(ps)),
+	}
+	m.mask = uint64(len(m.keys) - 1)
 	for i := 0; i < len(ps); {
 		k := multikey{key: ps[i].key, from: uint32(i)}
 		for ; i < len(ps) && ps[i].key == k.key; i++ {
 			m.ids[i] = ps[i].id
 		}
 		k.to = uint32(i)
-		h := mix(k.key)
-		m.filter[h>>32&uint64(len(m.filter)-1)] |= 1 << (h >> 58)
-		at := h & uint64(len(m.keys)-1)
+		h := spread(k.key)
+		m.filter[h>>(m.shift&63)&uint64(len(m.filter)-1)] |= filterBits(h)
+		at := h >> 8 & m.mask
 		for m.keys[at].from != m.keys[at].to {
-			at = (at + 1) & uint64(len(m.keys)-1)
+			at = (at + 1) & m.mask
 		}
 		m.keys[at] = k
 	}
 	return m
 }
 
-func (m *multimap) find(key uint64) []uint32 {
-	if len(m.ids) == 0 {
-		return nil
+// spread makes the upper bits of a key's hash good ones.
+func spread(key uint64) uint64 { return (key ^ key>>29) * 0x9e3779b97f4a7c15 }
+
+// filterBits are the two bits of a filter word that a key sets.
+func filterBits(h uint64) uint64 { return 1<<(h>>32&63) | 1<<(h>>26&63) }
+
+// may reports whether key may be in m, which must not be empty.
+func (m *multimap) may(h uint64) bool {
+	b := filterBits(h)
+	return m.filter[h>>(m.shift&63)&uint64(len(m.filter)-1)]&b == b
+}
+
+// next8 returns the first place in text, from i on, whose eight bytes may be a key, or -1.
+func (m *multimap) next8(text string, i int) int {
+	filter, shift := m.filter, m.shift&63
+	if len(filter) == 0 {
+		return -1
 	}
-	h := mix(key)
-	if m.filter[h>>32&uint64(len(m.filter)-1)]&(1<<(h>>58)) == 0 {
-		return nil
+	for ; i+8 <= len(text); i++ {
+		h := spread(le64(text[i:]))
+		if b := filterBits(h); filter[h>>shift&uint64(len(filter)-1)]&b == b {
+			return i
+		}
 	}
-	for at := h & uint64(len(m.keys)-1); ; at = (at + 1) & uint64(len(m.keys)-1) {
-		k := m.keys[at]
+	return -1
+}
+
+// next4 is next8 for keys of four bytes.
+func (m *multimap) next4(text string, i int) int {
+	filter, shift := m.filter, m.shift&63
+	if len(filter) == 0 {
+		return -1
+	}
+	for ; i+4 <= len(text); i++ {
+		h := spread(le32(text[i:]))
+		if b := filterBits(h); filter[h>>shift&uint64(len(filter)-1)]&b == b {
+			return i
+		}
+	}
+	return -1
+}
+
+// find returns the rules of a key, of which h is the hash.
+func (m *multimap) find(key, h uint64) []uint32 {
+	for at := h >> 8 & m.mask; ; at = (at + 1) & m.mask {
+		k := &m.keys[at]
 		if k.from == k.to {
 			return nil
 		}
@@ -437,33 +455,72 @@ func (m *multimap) find(key uint64) []uint32 {
 	}
 }
 
+// candidates hands every rule whose anchor the name has to f, until f reports false.
+func (x *rules) candidates(text string, hashes []uint64, f func(id uint32) bool) {
+	each := func(m *multimap, key, h uint64) bool {
+		for _, id := range m.find(key, h) {
+			if !f(id) {
+				return false
+			}
+		}
+		return true
+	}
+	if m := &x.bySuffix; len(m.ids) > 0 {
+		for i := len(hashes) - 1; i >= 0; i-- {
+			if h := spread(hashes[i]); m.may(h) && !each(m, hashes[i], h) {
+				return
+			}
+		}
+	}
+	for i := 0; i+4 <= len(text); {
+		if i+8 <= len(text) {
+			key := le64(text[i:])
+			h := spread(key)
+			if m := &x.byDot; i > 0 && len(m.ids) > 0 && m.may(h) && !each(m, key, h) {
+				return
+			}
+			if m := &x.label8; len(m.ids) > 0 && m.may(h) && !each(m, key, h) {
+				return
+			}
+		}
+		if m := &x.label4; len(m.ids) > 0 {
+			key := le32(text[i:])
+			if h := spread(key); m.may(h) && !each(m, key, h) {
+				return
+			}
+		}
+		dot := strings.IndexByte(text[i:], '.')
+		if dot < 0 {
+			break
+		}
+		i += dot + 1
+	}
+	for i := x.by8.next8(text, 0); i >= 0; i = x.by8.next8(text, i+1) {
+		if key := le64(text[i:]); !each(&x.by8, key, spread(key)) {
+			return
+		}
+	}
+	for i := x.by4.next4(text, 0); i >= 0; i = x.by4.next4(text, i+1) {
+		if key := le32(text[i:]); !each(&x.by4, key, spread(key)) {
+			return
+		}
+	}
+	for _, id := range x.always {
+		if !f(id) {
+			return
+		}
+	}
+}
+
 // complex judges the rules that are not in tables.
 func (m *Matcher) complex(j *judgement, name []byte, hashes []uint64) {
 	var buf [256]byte
 	text := view(appendText(buf[:0], name))
 	x := m.rules
-	for i := len(hashes) - 1; i >= 0 && len(x.bySuffix.ids) > 0; i-- {
-		for _, id := range x.bySuffix.find(hashes[i]) {
-			j.try(x, id, text)
-		}
-	}
-	if len(x.by8.ids) > 0 {
-		for i := 0; i+8 <= len(text); i++ {
-			for _, id := range x.by8.find(le64(text[i:])) {
-				j.try(x, id, text)
-			}
-		}
-	}
-	if len(x.by4.ids) > 0 {
-		for i := 0; i+4 <= len(text); i++ {
-			for _, id := range x.by4.find(le32(text[i:])) {
-				j.try(x, id, text)
-			}
-		}
-	}
-	for _, id := range x.always {
+	x.candidates(text, hashes, func(id uint32) bool {
 		j.try(x, id, text)
-	}
+		return true
+	})
 }
 
 // any reports whether some rule's pattern meets the name, conditions and lists apart.
@@ -473,25 +530,12 @@ func (x *rules) any(name []byte, hashes []uint64) bool {
 	}
 	var buf [256]byte
 	text := view(appendText(buf[:0], name))
-	meets := func(ids []uint32) bool {
-		for _, id := range ids {
-			if x.all[id].meets(text) {
-				return true
-			}
-		}
-		return false
-	}
-	for _, h := range hashes {
-		if meets(x.bySuffix.find(h)) {
-			return true
-		}
-	}
-	for i := 0; i+4 <= len(text); i++ {
-		if i+8 <= len(text) && meets(x.by8.find(le64(text[i:]))) || meets(x.by4.find(le32(text[i:]))) {
-			return true
-		}
-	}
-	return meets(x.always)
+	found := false
+	x.candidates(text, hashes, func(id uint32) bool {
+		found = x.all[id].meets(text)
+		return !found
+	})
+	return found
 }
 
 func le64(s string) uint64 {
@@ -562,7 +606,10 @@ var scratch = sync.Pool{New: func() any { return new([256]byte) }}
 
 // meets reports whether the rule's pattern matches a name.
 func (r *rule) meets(text string) bool {
-	if r.more != nil && r.more.re != nil {
+	if r.isRegex() {
+		if !r.more.pre.may(text) {
+			return false
+		}
 		b := scratch.Get().(*[256]byte)
 		ok := r.more.re.Match(b[:copy(b[:], text)])
 		scratch.Put(b)
@@ -688,11 +735,19 @@ func within(text, zone string) bool {
 	}
 }
 
-// isAddress reports whether a name is the text of an address.
+// isAddress reports whether a name is the text of an address: nothing but digits and dots with three dots, or
+// a colon, which no other name has. ParseAddr would tell better, but keeps the text in its error.
 func isAddress(text string) bool {
-	if text == "" || text[0] > '9' && strings.IndexByte(text, ':') < 0 {
-		return false
+	dots := 0
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c == ':':
+			return true
+		case c == '.':
+			dots++
+		case c < '0' || c > '9':
+			return false
+		}
 	}
-	_, err := netip.ParseAddr(text)
-	return err == nil
+	return dots == 3
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"regexp/syntax"
+	"slices"
 	"strings"
 )
 
@@ -263,6 +264,9 @@ func (p *parser) expression(e string) string {
 	if err != nil {
 		return "expression: " + strings.TrimPrefix(err.Error(), "error parsing regexp: ")
 	}
+	if needsSlash(re) {
+		return "an expression for URLs: DNS sees names only"
+	}
 	prog, err := syntax.Compile(re.Simplify())
 	if err != nil {
 		return "expression: " + err.Error()
@@ -277,6 +281,23 @@ func (p *parser) expression(e string) string {
 		p.world("/" + e + "/")
 	}
 	return ""
+}
+
+// needsSlash reports whether every match of re contains a slash.
+func needsSlash(re *syntax.Regexp) bool {
+	switch re.Op {
+	case syntax.OpLiteral:
+		return slices.Contains(re.Rune, '/')
+	case syntax.OpCapture, syntax.OpPlus:
+		return needsSlash(re.Sub[0])
+	case syntax.OpRepeat:
+		return re.Min > 0 && needsSlash(re.Sub[0])
+	case syntax.OpConcat:
+		return slices.ContainsFunc(re.Sub, needsSlash)
+	case syntax.OpAlternate:
+		return !slices.ContainsFunc(re.Sub, func(s *syntax.Regexp) bool { return !needsSlash(s) })
+	}
+	return false
 }
 
 // Insensitive returns e, the text of a Regex rule, as package regexp is to read it.

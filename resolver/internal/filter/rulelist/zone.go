@@ -197,4 +197,3 @@ func (p *parser) endZone() {
 		p.complain(nil, "a parenthesis is never closed; what follows it was not read")
 	}
 }
-
