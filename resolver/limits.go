@@ -23,6 +23,9 @@ var (
 	// LimitsNames are the limits that can be set.
 	LimitsNames = limits.Names
 
+	// LimitsSize writes bytes for people.
+	LimitsSize = limits.Size
+
 	// ReadMachine finds out what this process may use.
 	ReadMachine = limits.ReadMachine
 )

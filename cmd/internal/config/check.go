@@ -354,17 +354,20 @@ func (d *decoder) required(key, value string) {
 	}
 }
 
-// readable wants a regular file that can be opened. "" is no file.
+// readable wants a regular file that can be opened. "" is no file. A pipe is not
+// opened: it might never answer.
 func (d *decoder) readable(key, path string) {
 	if path == "" || d.faulty(key) {
 		return
 	}
-	f, err := os.Open(path)
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = errors.New("it is not a regular file")
+	}
 	if err == nil {
-		defer f.Close()
-		var info os.FileInfo
-		if info, err = f.Stat(); err == nil && info.IsDir() {
-			err = errors.New("it is a directory")
+		var f *os.File
+		if f, err = os.Open(path); err == nil {
+			f.Close()
 		}
 	}
 	if err != nil {

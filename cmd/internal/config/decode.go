@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -25,6 +26,9 @@ const (
 	maxFile    = 4 << 20
 	maxValues  = 500_000 // values decoded, each alias counted at every use
 	maxNesting = 32
+	maxKeys    = 4096    // of one mapping: the parser takes quadratic time for them
+	maxFlow    = 1 << 15 // values in one pair of brackets: as before
+	maxBlank   = 256     // empty lines in a row: as before
 )
 
 type position struct{ line, col int }
@@ -101,26 +105,12 @@ func parse(data []byte) (file *ast.File, fault *Fault) {
 			file, fault = nil, syntaxFault(last, "this is not YAML that can be understood")
 		}
 	}()
+	if line := longBlank(data); line > 0 {
+		return nil, &Fault{Line: line, Col: 1, Key: "syntax", What: fmt.Sprintf("more than %d empty lines", maxBlank), Try: "fewer"}
+	}
 	tokens := lexer.Tokenize(string(data))
-	flow, inline, line := 0, 0, 0
-	for _, t := range tokens {
-		last = t
-		if t.Position != nil && t.Position.Line != line {
-			line, inline = t.Position.Line, 0
-		}
-		switch t.Type {
-		case token.SequenceStartType, token.MappingStartType:
-			flow++
-		case token.SequenceEndType, token.MappingEndType:
-			flow--
-		case token.CollectEntryType:
-			inline = 0
-		case token.SequenceEntryType, token.MappingKeyType, token.MappingValueType, token.TagType, token.AnchorType:
-			inline++ // "- - - x" and [a:b:c:d] nest on one line
-		}
-		if flow > maxNesting || inline > maxNesting {
-			return nil, syntaxFault(t, fmt.Sprintf("nested more than %d deep", maxNesting))
-		}
+	if fault := bounds(tokens, &last); fault != nil {
+		return nil, fault
 	}
 	file, err := parser.Parse(tokens, 0, parser.AllowDuplicateMapKey())
 	if err == nil {
@@ -130,6 +120,76 @@ func parse(data []byte) (file *ast.File, fault *Fault) {
 		return nil, syntaxFault(e.GetToken(), e.GetMessage())
 	}
 	return nil, syntaxFault(nil, err.Error())
+}
+
+// bounds refuses what would make the parser recurse too deep or run too long.
+func bounds(tokens token.Tokens, last **token.Token) *Fault {
+	var (
+		open   []int           // commas in each bracket that is open
+		keys   = map[int]int{} // keys of the mapping that is open in block style, by column
+		inline = 0             // "- - - x" and [a:b:c:d] nest on one line
+		line   = 0
+	)
+	for _, t := range tokens {
+		*last = t
+		if t.Position == nil {
+			continue
+		}
+		if t.Position.Line != line {
+			line, inline = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.SequenceStartType, token.MappingStartType:
+			open = append(open, 0)
+		case token.SequenceEndType, token.MappingEndType:
+			open = open[:max(len(open)-1, 0)]
+		case token.CollectEntryType:
+			inline = 0
+			if len(open) > 0 {
+				open[len(open)-1]++
+			}
+		case token.MappingKeyType:
+			return syntaxFault(t, "a key that begins with a question mark")
+		case token.TagType, token.AnchorType:
+			inline++
+		case token.SequenceEntryType:
+			inline++
+			maps.DeleteFunc(keys, func(col, _ int) bool { return col > t.Position.Column })
+		case token.MappingValueType:
+			inline++
+			if len(open) == 0 && t.Prev != nil && t.Prev.Position != nil {
+				keys[t.Prev.Position.Column]++
+				if keys[t.Prev.Position.Column] > maxKeys {
+					return syntaxFault(t, fmt.Sprintf("more than %d keys in one mapping", maxKeys))
+				}
+			}
+		}
+		if len(open) > maxNesting || inline > maxNesting {
+			return syntaxFault(t, fmt.Sprintf("nested more than %d deep", maxNesting))
+		}
+		if len(open) > 0 && open[len(open)-1] > maxFlow {
+			return syntaxFault(t, fmt.Sprintf("more than %d values in one pair of brackets", maxFlow))
+		}
+	}
+	return nil
+}
+
+// longBlank returns the line that ends a run of too many empty lines, or 0.
+func longBlank(data []byte) int {
+	line, run := 1, 0
+	for _, c := range data {
+		switch c {
+		case '\n', '\r':
+			line++
+			if run++; run > maxBlank {
+				return line
+			}
+		case ' ', '\t':
+		default:
+			run = 0
+		}
+	}
+	return 0
 }
 
 func syntaxFault(t *token.Token, what string) *Fault {
@@ -295,7 +355,7 @@ func orFile(path string) string {
 // A hint is an error that knows what to try. The value is put in front of what.
 type hint struct{ what, try string }
 
-func (h hint) Error() string { return h.what }
+func (h hint) Error() string { return h.what + "; try: " + h.try }
 
 // scalar hands the text of n to parse, whatever YAML takes the text for.
 func (d *decoder) scalar(n ast.Node, path, want, example string, parse func(string) error) {
@@ -685,15 +745,15 @@ func (d *decoder) limits(n ast.Node, p *Limits, path string) {
 	*p = out
 }
 
-// isClass accepts "auto" and "Ng". Which classes exist is the business of the
-// limits package.
+// isClass accepts "auto", "Ng" and "Nm". Which classes exist is the business of
+// the limits package.
 func isClass(s string) bool {
 	if s == "auto" {
 		return true
 	}
-	digits, ok := strings.CutSuffix(s, "g")
+	digits := strings.TrimRight(s, "gm")
 	n, err := strconv.Atoi(digits)
-	return ok && err == nil && n > 0 && digits[0] != '+' && digits[0] != '0'
+	return err == nil && n > 0 && len(s) == len(digits)+1 && digits[0] != '+' && digits[0] != '0'
 }
 
 // --- the tree
