@@ -1,6 +1,8 @@
 package store
 
 import (
+	"math"
+	"runtime"
 	"sync/atomic"
 
 	"github.com/sluice-dns/sluice/usercache/internal/offheap"
@@ -59,6 +61,7 @@ type Finder struct {
 func (f *Finder) Next() (ordinal uint32, ok bool) {
 	for f.left > 0 {
 		w := atomic.LoadUint64(&f.s.words[f.at])
+		runtime.KeepAlive(f.s)
 		f.left--
 		if f.at++; f.at == len(f.s.words) {
 			f.at = 0
@@ -87,22 +90,33 @@ func (t *Table) Bytes() int {
 
 // Add enters an ordinal under a tag. It fails only if there is no memory, and then changes nothing.
 func (t *Table) Add(tag, ordinal uint32) error {
+	_, err := t.AddBelow(tag, ordinal, math.MaxInt)
+	return err
+}
+
+// AddBelow is Add, unless about limit ordinals have the tag already: then it enters nothing and reports
+// false. It keeps a search short whatever the data.
+func (t *Table) AddBelow(tag, ordinal uint32, limit int) (added bool, err error) {
 	s := t.cur.Load()
 	if s == nil || (t.used+1)*100 > len(s.words)*88 {
-		var err error
 		if s, err = t.rebuild(t.live + 1); err != nil {
-			return err
+			return false, err
 		}
 	}
-	for i := home(tag, len(s.words)); ; {
-		switch w := s.words[i]; w {
-		case 0:
-			t.used++
-			fallthrough
-		case tombstone:
+	for i, same := home(tag, len(s.words)), 0; ; {
+		w := s.words[i]
+		if w == 0 || w == tombstone {
+			if w == 0 {
+				t.used++
+			}
 			t.live++
 			atomic.StoreUint64(&s.words[i], uint64(tag)<<32|uint64(ordinal+1))
-			return nil
+			return true, nil
+		}
+		if uint32(w>>32) == tag {
+			if same++; same >= limit {
+				return false, nil
+			}
 		}
 		if i++; i == len(s.words) {
 			i = 0
