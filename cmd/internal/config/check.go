@@ -19,8 +19,8 @@ import (
 // check reports what no single value shows: files that cannot be used, and keys
 // that contradict each other. A key that has a fault already is not judged again.
 func (c *Sluice) check(d *decoder) {
-	if slices.ContainsFunc(d.list, func(f Fault) bool { return f.Key == "syntax" || f.Key == "file" }) {
-		return // nothing was decoded
+	if d.undecoded() {
+		return
 	}
 	d.required("data_dir", c.DataDir)
 	c.checkFiles(d)
@@ -463,7 +463,7 @@ func checkAnchors(r io.Reader) error {
 
 // check is Sluice.check for the service.
 func (c *Bizd) check(d *decoder) {
-	if slices.ContainsFunc(d.list, func(f Fault) bool { return f.Key == "syntax" || f.Key == "file" }) {
+	if d.undecoded() {
 		return
 	}
 	d.required("data_dir", c.DataDir)

@@ -215,6 +215,12 @@ func (a anchorCollector) Visit(n ast.Node) ast.Visitor {
 // tags steer the decoding of one field, and of the elements of a list.
 type tags struct{ as, min, max string }
 
+// undecoded reports whether the file could not be decoded as a whole, so that
+// what keys say together means nothing.
+func (d *decoder) undecoded() bool {
+	return d.values > maxValues || slices.ContainsFunc(d.list, func(f Fault) bool { return f.Key == "syntax" || f.Key == "file" })
+}
+
 // value decodes n into v, reporting what is wrong under path. A value with a
 // fault leaves v as it was.
 func (d *decoder) value(n ast.Node, v reflect.Value, path string, t tags) {
@@ -665,14 +671,14 @@ func (d *decoder) devices(n ast.Node, p *map[netip.AddrPort]string, path string)
 	out := map[netip.AddrPort]string{}
 	d.mapping(n, path, func(key string, keyNode, val ast.Node) {
 		here := path + "[" + clip(key) + "]"
-		d.at[here] = place(keyNode)
+		var device string
+		d.value(val, reflect.ValueOf(&device).Elem(), here, tags{as: "device"})
+		d.at[here] = place(keyNode) // from here on the address is at fault
 		addr, err := parseAddrPort(key, false)
 		if err != nil {
 			h := err.(hint)
 			d.fault(here, quote(key)+" "+h.what, strconv.Quote(h.try)+": DEVICE")
 		}
-		var device string
-		d.value(val, reflect.ValueOf(&device).Elem(), here, tags{as: "device"})
 		if _, twice := out[addr]; twice && err == nil {
 			d.fault(here, "stands twice", "one of the two")
 		}
