@@ -1,9 +1,9 @@
 // Package arena keeps bytes outside the Go heap, where the garbage collector neither scans nor counts them.
 //
 // A Memory is a plain range of words. A Table is a cache made of one: entries of {meta word, payload bytes}
-// found by a 64-bit hash, in a fixed number of bytes, index included. What an entry means, its key and when
-// it ends is its owner's business; by convention the payload starts with the key, in a form in which no key
-// is the beginning of another.
+// found by a 64-bit hash, in a fixed number of bytes, index included. What an entry means and when it ends is
+// its owner's business; only where its key stands in the payload is fixed for a table (Options.KeyAt), and
+// keys have a form in which none is the beginning of another.
 //
 // # Reading
 //
@@ -94,6 +94,8 @@ type Options struct {
 	// EntryBytes is the expected size of an entry with its two words of overhead: it decides the size of
 	// the index. Zero means 96.
 	EntryBytes int
+	// KeyAt is where in a payload the key starts: a multiple of 8.
+	KeyAt int
 	// Keep is how many uses an entry in the small queue needs to move on to the main one, 1 to 3. Zero
 	// means 1.
 	Keep int
@@ -105,6 +107,7 @@ type Table struct {
 	shards    []shard
 	shardMask uint64
 	keep      uint64
+	keyAt     int
 	bytes     int64
 }
 
@@ -141,6 +144,9 @@ func NewTable(o Options) *Table {
 		o.EntryBytes = 96
 	}
 	o.EntryBytes = max(o.EntryBytes, 32) // no entry is smaller, and the index must leave room
+	if o.KeyAt%8 != 0 {
+		panic("arena: KeyAt is not a multiple of 8")
+	}
 	if o.Keep == 0 {
 		o.Keep = 1
 	}
@@ -162,6 +168,7 @@ func NewTable(o Options) *Table {
 		shards:    make([]shard, n),
 		shardMask: uint64(n - 1),
 		keep:      uint64(o.Keep),
+		keyAt:     o.KeyAt,
 		bytes:     int64(n) * shardWords * 8,
 	}
 	for i := range t.shards {
@@ -351,7 +358,7 @@ type Entry struct {
 	off  int
 }
 
-// Find returns the entry whose payload begins with key.
+// Find returns the entry with this key.
 func (w Writer) Find(key []byte) (Entry, bool) {
 	for i := range uint64(2 * bucketSlots) {
 		b := w.p.b1
@@ -364,25 +371,26 @@ func (w Writer) Find(key []byte) (Entry, bool) {
 			continue
 		}
 		e := Entry{w.s, slot, int(v >> offsetShift & offsetMask)}
-		if w.s.data[e.off]>>16 == w.p.key && e.hasPrefix(key) {
+		if w.s.data[e.off]>>16 == w.p.key && e.has(w.t.keyAt, key) {
 			return e, true
 		}
 	}
 	return Entry{}, false
 }
 
-func (e Entry) hasPrefix(key []byte) bool {
-	if len(key) > e.Len() {
+// has reports whether b stands in the payload at a multiple of 8.
+func (e Entry) has(at int, b []byte) bool {
+	if at+len(b) > e.Len() {
 		return false
 	}
-	d := e.s.data[e.off+headWords:]
-	for len(key) >= 8 {
-		if d[0] != get64(key) {
+	d := e.s.data[e.off+headWords+at/8:]
+	for len(b) >= 8 {
+		if d[0] != get64(b) {
 			return false
 		}
-		d, key = d[1:], key[8:]
+		d, b = d[1:], b[8:]
 	}
-	for i, c := range key {
+	for i, c := range b {
 		if byte(d[0]>>(8*i)) != c {
 			return false
 		}
@@ -408,27 +416,29 @@ func (e Entry) Append(dst []byte) []byte {
 }
 
 // Equal reports whether the payload is b.
-func (e Entry) Equal(b []byte) bool { return e.Len() == len(b) && e.hasPrefix(b) }
+func (e Entry) Equal(b []byte) bool { return e.Len() == len(b) && e.has(0, b) }
 
 // Delete removes the entry.
 func (w Writer) Delete(e Entry) { w.s.remove(e.slot, e.off) }
 
-// Put stores a payload whose first keyLen bytes are its key, in place of the entry with that key if there is
-// one. It returns false if the payload is empty or longer than MaxPayload.
+// Put stores a payload whose key has keyLen bytes, in place of the entry with that key if there is one. It
+// returns false if there is no room for the key in it or it is longer than MaxPayload.
 func (w Writer) Put(payload []byte, keyLen int, meta uint64) bool {
-	if len(payload) == 0 || len(payload) > MaxPayload {
+	keyAt := w.t.keyAt
+	if keyLen == 0 || len(payload) < keyAt+keyLen || len(payload) > MaxPayload {
 		return false
 	}
+	key := payload[keyAt : keyAt+keyLen]
 	s := w.s
 	words := headWords + (len(payload)+7)/8
-	old, replaces := w.Find(payload[:keyLen])
+	old, replaces := w.Find(key)
 	toMain := replaces && s.segs[old.off/segmentWords].main
 	if !replaces && s.tookGhost(w.p.key, w.p.fp) {
 		toMain = true
 	}
 	off := s.room(words, toMain, w.t.keep)
 	// Making room may have moved or evicted the old entry.
-	old, replaces = w.Find(payload[:keyLen])
+	old, replaces = w.Find(key)
 	atomic.StoreUint64(&s.data[off], w.p.key<<16|uint64(len(payload)))
 	atomic.StoreUint64(&s.data[off+1], meta)
 	store(s.data[off+headWords:], payload)
@@ -463,33 +473,49 @@ func (s *shard) remove(slot uint64, off int) {
 	atomic.StoreUint64(&s.slots[slot], 0)
 }
 
-// vacancy returns an empty slot of the emptier of two buckets. If both are full, which takes an index far
-// smaller than the entries deserve, the least used of the sixteen goes.
+// vacancy returns an empty slot of the emptier of two buckets. If both are full it makes one of the sixteen
+// move to its other bucket; a reader that looks for it at that moment may miss it. Only if none can move, in
+// an index far smaller than the entries deserve, does the least used go.
 func (s *shard) vacancy(b1, b2 uint64) uint64 {
-	var empty [2]uint64
-	var count [2]int
+	slot, n := s.emptyIn(b1)
+	if other, m := s.emptyIn(b2); m > n {
+		slot, n = other, m
+	}
+	if n > 0 {
+		return slot
+	}
 	worst, worstFreq := uint64(0), uint64(freqMask+1)
-	for k, b := range [2]uint64{b1, b2} {
-		for i := range uint64(bucketSlots) {
-			slot := b*bucketSlots + i
+	for _, b := range [2]uint64{b1, b2} {
+		for slot := b * bucketSlots; slot < (b+1)*bucketSlots; slot++ {
 			v := atomic.LoadUint64(&s.slots[slot])
-			if v == 0 {
-				empty[k] = slot
-				count[k]++
-			} else if v&freqMask < worstFreq {
+			to1, to2, _ := s.spots(s.data[v>>offsetShift&offsetMask] >> 16)
+			if to1 == b {
+				to1 = to2
+			}
+			if to, n := s.emptyIn(to1); n > 0 {
+				atomic.StoreUint64(&s.slots[to], v)
+				atomic.StoreUint64(&s.slots[slot], 0)
+				return slot
+			}
+			if v&freqMask < worstFreq {
 				worst, worstFreq = slot, v&freqMask
 			}
 		}
 	}
-	switch {
-	case count[0] >= count[1] && count[0] > 0:
-		return empty[0]
-	case count[1] > 0:
-		return empty[1]
-	}
 	s.evictions++
 	s.remove(worst, int(atomic.LoadUint64(&s.slots[worst])>>offsetShift&offsetMask))
 	return worst
+}
+
+// emptyIn returns an empty slot of a bucket and how many there are.
+func (s *shard) emptyIn(b uint64) (slot uint64, n int) {
+	for i := b * bucketSlots; i < (b+1)*bucketSlots; i++ {
+		if atomic.LoadUint64(&s.slots[i]) == 0 {
+			slot = i
+			n++
+		}
+	}
+	return slot, n
 }
 
 // room returns the offset of words free words in the segment that the queue is filling, and takes them.
