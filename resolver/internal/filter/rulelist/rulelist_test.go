@@ -1,0 +1,374 @@
+package rulelist
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+)
+
+// show writes a rule as the tables here have it.
+func show(r *Rule) string {
+	var b strings.Builder
+	if r.Allow {
+		b.WriteString("@@")
+	}
+	switch r.Form {
+	case Glob:
+		fmt.Fprintf(&b, "glob %s%s", [...]string{"~", "|", "||"}[r.Glob.Start], r.Glob.Text)
+		if r.Glob.End {
+			b.WriteString("|")
+		}
+	case Regex:
+		fmt.Fprintf(&b, "regex %s", r.Pattern)
+	default:
+		fmt.Fprintf(&b, "%s %s", [...]string{"subtree", "exact", "below"}[r.Form.Scope()], text(r.Name))
+		if r.Form.IsHost() {
+			b.WriteString(" host")
+		}
+		if r.Addr.IsValid() {
+			fmt.Fprintf(&b, " %v", r.Addr)
+		}
+	}
+	if r.Important {
+		b.WriteString(" important")
+	}
+	if r.Bad {
+		b.WriteString(" bad")
+	}
+	if r.Mods != nil {
+		b.WriteString(" " + strings.Join(strings.Fields(string(r.Mods.AppendKey(nil))), " ; "))
+	}
+	return b.String()
+}
+
+func TestLines(t *testing.T) {
+	tests := []struct {
+		line string
+		want string // rules joined by " + ", or "! reason" (a part of it), or "" for a line that is nothing
+	}{
+		// Patterns.
+		{"||Example.ORG^", "subtree example.org"},
+		{"@@||example.org^|", "@@subtree example.org"},
+		{"||example.org|", "subtree example.org"},
+		{"||example.org/*", "subtree example.org"},
+		{"|example.org^", "exact example.org"},
+		{"*.example.org^", "below example.org"},
+		{".example.org^", "below example.org"},
+		{"||*.example.org^", "below example.org"},
+		{"*.example.org", "glob ~.example.org"},
+		{"||example.org", "glob ||example.org"},
+		{"://ads.example^", "glob |ads.example|"},
+		{"/ads.", "glob |ads."},
+		{"-ads-", "glob ~-ads-"},
+		{"||ad**s.example^", "glob ||ad*s.example|"},
+		{"||example.*^", "glob ||example."},
+		{"ex_ample.org", "glob ~ex_ample.org"},
+		{"192.0.2.6", "glob ~192.0.2.6"},
+		{"2001:DB8:0::6", "exact 2001:db8::6"},
+		{"||2001:db8::6^", "exact 2001:db8::6"},
+		{"||*^", "glob ~|"},
+		{"||пример.рф^", "subtree xn--e1afmkfd.xn--p1ai"},
+		{"||при*.рф^", "! A-label"},
+		{"||example.org/ads.js", "! path"},
+		{"||example.org:8080^", "! port"},
+		{"https://example.org^", "! URL"},
+		{"||example^org^", "! inside a name"},
+		{"||.example.org^", "! begins with a dot"},
+		{"||example.org.^", "! ends with a dot"},
+		{"||a..b^", "! empty label"},
+		{"||example.org^ # why", "! mark inside"},
+		{"*", "! every name"}, {"||", "! every name"}, {"^", "! every name"}, {"://", "! every name"},
+		{"/", "! three characters"}, {"//", "! three characters"}, {".", "! three characters"}, {"a*", "! three characters"},
+		{"*$dnsrewrite=192.0.2.1", "! every name"},
+		{"||" + strings.Repeat("a", 2000) + "^", "! longer than"},
+		{"@@", "! empty rule"},
+		// Expressions.
+		{`/^ads?\d*\./`, `regex ^ads?\d*\.`},
+		{`/a$/$important`, `regex a$ important`},
+		{`/^a{1,3}\.example$/$dnstype=AAAA`, `regex ^a{1,3}\.example$ 28`},
+		{`/^(?!good)x/`, "! expression"},
+		{`/(a)\1/`, "! expression"},
+		{`/[/`, "! expression"},
+		{`/(\w{1,500}){2}[a-z]{1,900}x{900}/`, "! costs too much"},
+		{`/^https?:\/\/ads/`, "! for URLs"},
+		// Modifiers.
+		{"||a.example^$important,badfilter", "subtree a.example important bad"},
+		{"||a.example^$dnstype=aaaa|~A", "subtree a.example 28 ; 1"},
+		{"||a.example^$dnstype=A|", "! empty value"},
+		{"||a.example^$dnstype=TYPE65", "! record type"},
+		{"||a.example^$dnstype", "! needs a value"},
+		{`||a.example^$client=~'Mary\'s\, box'|10.0.0.7/8|10.0.0.7`, `subtree a.example 10.0.0.0/8 ; 10.0.0.7/32 ; "Mary's, ; box"`},
+		{"||a.example^$ctag=b|a|~c", "subtree a.example a ; b ; c"},
+		{"||a.example^$ctag=A-B", "! not a tag"},
+		{"*$denyallow=COM|ok.example", "glob ~ com ; ok.example"},
+		{"*$denyallow=~x.example", "! negated"},
+		{"||a.example^$third-party", "! $third-party is not a modifier"},
+		{"||a.example^$important,~script", "! $~script is not a modifier"},
+		{"||a.example^$dnsrewrite=REFUSED", "subtree a.example {false ; 5 ; 0 ; }"},
+		{"||a.example^$dnsrewrite=REFUSE", "! is not NOERROR"},
+		{"||a.example^$dnsrewrite=B.example.", "subtree a.example {false ; 0 ; b.example ; 0 ; }"},
+		{"||a.example^$dnsrewrite=NOERROR;MX;10  mail.example", "subtree a.example {false ; 0 ; 15 ; 10 ; mail.example}"},
+		{"||a.example^$dnsrewrite=NOERROR;A;::1", "! not an address"},
+		{"||a.example^$dnsrewrite=NOERROR;A", "! one semicolon"},
+		{"||a.example^$dnsrewrite=NOERROR;HTTPS;1 . alpn=h3 colour=red", "! unknown service parameter"},
+		{"||a.example^$dnsrewrite=NOERROR;SVCB;32 h.example alpn=h3 dohpath=/dns-query{?dns}", "subtree a.example {false ; 0 ; 64 ; 32 ; h.example ; alpn=h3 ; dohpath=/dns-query{?dns}}"},
+		// Hosts lines and domains.
+		{"0.0.0.0\tA.example  b.example. # c.example", "exact a.example host + exact b.example host"},
+		{"192.0.2.1 a.example", "exact a.example host 192.0.2.1"},
+		{"fe80::1%lo0 localhost", "exact localhost host fe80::1%lo0"},
+		{"0.0.0.0 a.example bad!name b.example", "exact a.example host + exact b.example host + ! not a host name"},
+		{"0.0.0.0 # nothing", "! without a name"},
+		{"0.0.0.0", "! without a name"},
+		{"300.1.1.1 a.example", "! blank"},
+		{"a.example", "exact a.example host"},
+		{"a.example.", "exact a.example host"},
+		{"ads.", "glob ~ads."},
+		{"bücher.example", "exact xn--bcher-kva.example host"},
+		{"a.example#why", "exact a.example host"},
+		{"a.example # why", "exact a.example host"},
+		{"zip", "exact zip host"},
+		{"example.c", "glob ~example.c"},
+		// Comments and other people's syntax.
+		{"! comment", ""}, {"# comment", ""}, {"[Adblock Plus 2.0]", ""}, {"  ", ""},
+		{"example.org##.ad", "! cosmetic"}, {"example.org#@#.ad", "! cosmetic"}, {"example.org$$script[x]", "! cosmetic"},
+		{"a\x00b.example", "! control"},
+		// dnsmasq.
+		{"address=/a.example/b.example/0.0.0.0", "subtree a.example + subtree b.example"},
+		{"address=/a.example/#", "subtree a.example"},
+		{"server=/a.example/", "subtree a.example"},
+		{"local=/a.example/", "subtree a.example"},
+		{"address=/a.example/192.0.2.1", "subtree a.example {false ; 0 ; 1 ; 192.0.2.1}"},
+		{"server=/a.example/192.0.2.1", "! forwarder"},
+		// Records of a policy zone.
+		{"a.example CNAME .", "exact a.example"},
+		{"*.a.example 300 IN CNAME *.", "below a.example"},
+		{"a.example. IN CNAME rpz-passthru.", "@@exact a.example"},
+		{"a.example CNAME walled.example.", "exact a.example {false ; 0 ; walled.example ; 0 ; }"},
+		{"a.example CNAME rpz-drop.", "! not supported"},
+	}
+	for _, tt := range tests {
+		var got []string
+		rep := ParseString(tt.line, func(r *Rule) { got = append(got, show(r)) })
+		for _, c := range rep.Complaints {
+			got = append(got, "! "+c.Reason)
+		}
+		s := strings.Join(got, " + ")
+		ok := s == tt.want
+		if rules, reason, cut := strings.Cut(tt.want, "! "); cut {
+			ok = strings.HasPrefix(s, rules+"! ") && strings.Contains(s[len(rules):], reason)
+		}
+		if !ok {
+			t.Errorf("%q is %q, want %q", tt.line, s, tt.want)
+		}
+		if rep.Skipped != len(rep.Complaints) || rep.Rules+rep.Skipped != len(got) {
+			t.Errorf("%q: %d rules and %d skipped, but %q", tt.line, rep.Rules, rep.Skipped, got)
+		}
+	}
+}
+
+func TestZone(t *testing.T) {
+	zone := `$TTL 300
+$ORIGIN rpz.example.
+@ SOA localhost. root.localhost. (
+	1 ; serial
+	3600 60 86400 300 )
+	NS localhost.
+; comment
+a.example CNAME .
+	IN CNAME *.
+*.b.example.rpz.example. IN 60 CNAME rpz-passthru.
+c.example A 192.0.2.1
+  AAAA 2001:db8::1
+d.example TXT "hello; world"
+24.0.2.0.192.rpz-ip CNAME .
+`
+	want := []string{"8 exact a.example", "9 exact a.example", "10 @@below b.example", "11 exact c.example {false ; 0 ; 1 ; 192.0.2.1}",
+		"12 exact c.example {false ; 0 ; 28 ; 2001:db8::1}", "13 exact d.example {false ; 0 ; 16 ; hello; ; world}"}
+	var got []string
+	rep := ParseString(zone, func(r *Rule) { got = append(got, fmt.Sprint(r.Line, " ", show(r))) })
+	if !slices.Equal(got, want) {
+		t.Errorf("rules %q, want %q", got, want)
+	}
+	if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 14 || !strings.Contains(rep.Complaints[0].Reason, "rpz-ip") {
+		t.Errorf("complaints %+v", rep.Complaints)
+	}
+}
+
+// TestLineEnds reads the same lines with each line end, a byte-order mark, and in pieces of every size.
+func TestLineEnds(t *testing.T) {
+	lines := []string{"||a.example^", "", "! x", "b.example", "||c.example^$nonsense", "0.0.0.0 d.example"}
+	want := "1 subtree a.example,4 exact b.example host,6 exact d.example host, skipped 5"
+	for _, end := range []string{"\n", "\r\n", "\r"} {
+		for _, bom := range []string{"", "\uFEFF"} {
+			for _, last := range []string{"", end} {
+				in := bom + strings.Join(lines, end) + last
+				for name, r := range map[string]io.Reader{
+					"whole": strings.NewReader(in), "bytes": iotest.OneByteReader(strings.NewReader(in)),
+					"data with EOF": iotest.DataErrReader(strings.NewReader(in)),
+				} {
+					got := ""
+					rep, err := Parse(r, Options{}, func(r *Rule) { got += fmt.Sprint(r.Line, " ", show(r), ",") })
+					for _, c := range rep.Complaints {
+						got += fmt.Sprint(" skipped ", c.Line)
+					}
+					if err != nil || got != want {
+						t.Errorf("%q %s: %q, %v, want %q", in, name, got, err, want)
+					}
+				}
+				starts := LineStarts([]byte(in))
+				if !strings.HasPrefix(in[starts[5]:], "0.0.0.0") {
+					t.Errorf("%q: line 6 begins with %q", in, in[starts[5]:])
+				}
+			}
+		}
+	}
+}
+
+func TestTitleAndKind(t *testing.T) {
+	rep := ParseString("! Title:  My Title  \n! Title: another\n||a.example^\n# more", func(*Rule) {})
+	if rep.Title != "My Title" || rep.Rules != 1 || rep.NotAList != "" {
+		t.Errorf("%+v", rep)
+	}
+	for _, s := range []string{"<!DOCTYPE html>\n<html>", "\n\n <html>", "\x1f\x8b\x08\x00abc", "\xff\xfe|\x00|\x00"} {
+		if rep := ParseString(s, func(*Rule) {}); rep.NotAList == "" {
+			t.Errorf("%q passes for a list", s)
+		}
+	}
+}
+
+// TestWorld names rules that block every name, and no others.
+func TestWorld(t *testing.T) {
+	for line, world := range map[string]bool{
+		"||*^": true, "***": true, "/.*/": true, "/^/": true, "/^.+$/": true, "/(x|.*)/": true,
+		"*$dnstype=HTTPS": false, "*$denyallow=com": false, "@@||*^": false, "||*^$badfilter": false,
+		"||com^": false, "/^x*$/": false, "/^.$/": false, "/ad/": false, `/^(.*\.)?ads\.com$/`: false,
+	} {
+		if rep := ParseString(line, func(*Rule) {}); (len(rep.World) == 1) != world {
+			t.Errorf("%s: %+v, want %v", line, rep.World, world)
+		}
+	}
+}
+
+// TestHostile reads inputs made to exhaust, and counts what is kept of them.
+func TestHostile(t *testing.T) {
+	t.Run("ten megabyte line", func(t *testing.T) {
+		in := io.MultiReader(strings.NewReader("||a.example^\n"), &repeat{text: "||x.example^ ", n: 800_000}, strings.NewReader("\r\n||b.example^\n"))
+		var got []string
+		rep, err := Parse(in, Options{}, func(r *Rule) { got = append(got, fmt.Sprint(r.Line, show(r))) })
+		if err != nil || !slices.Equal(got, []string{"1subtree a.example", "3subtree b.example"}) {
+			t.Errorf("%q, %v", got, err)
+		}
+		if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 2 || len(rep.Complaints[0].Text) > 200 {
+			t.Errorf("complaints %.300v", rep.Complaints)
+		}
+	})
+	t.Run("bad lines without end", func(t *testing.T) {
+		rep, err := Parse(&repeat{text: "||bad^rule^\n", n: 300_000}, Options{}, func(*Rule) { t.Error("a rule") })
+		if err != nil || rep.Skipped != 300_000 || len(rep.Complaints) != MaxComplaints {
+			t.Errorf("skipped %d, kept %d, %v", rep.Skipped, len(rep.Complaints), err)
+		}
+	})
+	t.Run("too many rules", func(t *testing.T) {
+		n := 0
+		rep, err := Parse(&repeat{text: "||a.example^\n", n: 1 << 40}, Options{Rules: 1000}, func(*Rule) { n++ })
+		if err != nil || n != 1000 || !rep.Truncated || rep.Rules != 1000 {
+			t.Errorf("%d rules, %+v, %v", n, rep, err)
+		}
+	})
+	t.Run("costly expressions", func(t *testing.T) {
+		n := 0
+		rep := ParseString(strings.Repeat("/a{900}b/\n", 2000), func(*Rule) { n++ })
+		if n == 0 || n > maxAllInsts/900 || rep.Rules+rep.Skipped != 2000 {
+			t.Errorf("%d expressions taken, %d skipped", n, rep.Skipped)
+		}
+	})
+	t.Run("unclosed parenthesis", func(t *testing.T) {
+		rep := ParseString("$TTL 1\n@ SOA a. b. ( 1 2 3\na.example CNAME .\n", func(*Rule) { t.Error("a rule") })
+		if rep.Skipped != 1 {
+			t.Errorf("%+v", rep)
+		}
+	})
+	t.Run("reader that fails", func(t *testing.T) {
+		n := 0
+		_, err := Parse(io.MultiReader(strings.NewReader("||a.example^\n||b."), iotest.ErrReader(io.ErrUnexpectedEOF)), Options{}, func(*Rule) { n++ })
+		if !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%v", err)
+		}
+		if _, err := Parse(stuck{}, Options{}, func(*Rule) {}); !errors.Is(err, io.ErrNoProgress) {
+			t.Errorf("a reader without progress: %v", err)
+		}
+	})
+}
+
+// repeat yields a text n times.
+type repeat struct {
+	text string
+	n    int
+	rest string
+}
+
+func (r *repeat) Read(b []byte) (int, error) {
+	n := 0
+	for n < len(b) {
+		if r.rest == "" {
+			if r.n == 0 {
+				return n, io.EOF
+			}
+			r.n--
+			r.rest = r.text
+		}
+		k := copy(b[n:], r.rest)
+		n, r.rest = n+k, r.rest[k:]
+	}
+	return n, nil
+}
+
+type stuck struct{}
+
+func (stuck) Read([]byte) (int, error) { return 0, nil }
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("||a.example^$client='x\\'y',dnstype=A|~B\n@@/x/$denyallow=a.*\r\n0.0.0.0 a b#c\raddress=/x/y/1.2.3.4"))
+	f.Add([]byte("$TTL 1\n@ SOA a. b. (1\n)\n*.x. IN CNAME rpz-passthru.\n y A 1.2.3.4"))
+	f.Add([]byte("\uFEFFbücher.example\n/(a|b*)+c{2,5}$/$dnsrewrite=NOERROR;SRV;1 2 3 x.y"))
+	f.Fuzz(func(t *testing.T, in []byte) {
+		lines := uint32(len(LineStarts(in)))
+		last, n := uint32(0), 0
+		rep, err := Parse(bytes.NewReader(in), Options{Rules: 1000}, func(r *Rule) {
+			n++
+			if r.Line < last || r.Line > lines {
+				t.Errorf("line %d of %d after %d", r.Line, lines, last)
+			}
+			last = r.Line
+			switch r.Form {
+			case Glob:
+				if len(r.Name) != 0 {
+					t.Errorf("a pattern with the name %q", r.Name)
+				}
+			case Regex:
+			default:
+				if err := dnsname.Check(r.Name); err != nil || len(r.Name) < 2 || bytes.ContainsAny(r.Name, "ABCXYZ") {
+					t.Errorf("name %q: %v", r.Name, err)
+				}
+			}
+			if r.Form >= Simple || r.Mods != nil {
+				if r.Form != Regex && r.Glob.Text == "" && r.Form != Glob {
+					t.Errorf("%s has no text", show(r))
+				}
+				if strings.Contains(r.Glob.Text, "**") {
+					t.Errorf("%s: two stars", show(r))
+				}
+			}
+		})
+		if err != nil || rep.Rules != n || len(rep.Complaints) > MaxComplaints || rep.Skipped < len(rep.Complaints) {
+			t.Errorf("%v; %d rules handed out, report %+v", err, n, rep)
+		}
+	})
+}
