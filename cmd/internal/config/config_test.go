@@ -344,7 +344,7 @@ forward_zones:
       - { url: "https://[2001:db8::1]:8443" }
 cache: { size: 64MiB, serve_stale: { client_timeout: 0s } }
 limits: { class: 2g, cache: 64MiB, pipelining: 1 }
-users: { services: ["unix:/run/biz.sock"], shrink_guard: { share: 2.5% } }
+users: { services: ["unix:/run/biz.sock", "localhost:8054"], shrink_guard: { share: 2.5% } }
 log: { queries: stdout }
 `)
 	dir := filepath.Dir(c.DataDir)
@@ -378,6 +378,7 @@ log: { queries: stdout }
 		{c.Limits, Limits{"2g", map[string]int64{"cache": 64 << 20, "pipelining": 1}}},
 		{c.Users.ShrinkGuard, ShrinkGuard{0.025, 20, 24 * time.Hour}},
 		{c.Log.Queries, "stdout"},
+		{c.Users.Services, []Endpoint{{"unix", "/run/biz.sock"}, {"tcp", "127.0.0.1:8054"}}},
 		{c.Fault("limits.cache", "x", "y").String(), dir + "/sluice.yaml:31:29: limits.cache: x; try: y"},
 		{c.Fault("limits.in_flight", "x", "y").String(), dir + "/sluice.yaml:31:9: limits.in_flight: x; try: y"},
 	} {

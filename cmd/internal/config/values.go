@@ -197,6 +197,9 @@ func (d *decoder) parseEndpoint(s string, names bool) (Endpoint, error) {
 	if splitErr != nil || portErr != nil || n == 0 {
 		return Endpoint{}, hint{"is not a host and port", "192.0.2.1:8054, sluice.example.net:8054 or unix:PATH"}
 	}
+	if strings.EqualFold(host, "localhost") {
+		host = "127.0.0.1" // RFC 6761 section 6.3: no need to ask
+	}
 	if err := hostName(host); err != nil {
 		return Endpoint{}, err
 	}

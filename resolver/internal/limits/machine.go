@@ -97,7 +97,7 @@ func memTotal(root fs.FS) (int64, error) {
 	}
 	n, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(text, "kB")), 10, 64)
 	if err != nil || n < 0 || n > math.MaxInt64/kib {
-		return 0, fmt.Errorf("MemTotal of /proc/meminfo: %q", text)
+		return 0, fmt.Errorf("/proc/meminfo: MemTotal is %q", text)
 	}
 	return n * kib, nil
 }
@@ -117,7 +117,7 @@ func affinity(root fs.FS) (int64, error) {
 		a, err := strconv.ParseInt(strings.TrimSpace(first), 10, 32)
 		b, err2 := strconv.ParseInt(strings.TrimSpace(last), 10, 32)
 		if err != nil || err2 != nil || a < 0 || b < a {
-			return 0, fmt.Errorf("Cpus_allowed_list of /proc/self/status: %q", text)
+			return 0, fmt.Errorf("/proc/self/status: Cpus_allowed_list is %q", text)
 		}
 		count += b - a + 1
 	}
