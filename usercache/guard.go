@@ -114,7 +114,7 @@ func (g *guard) loss(t Totals) loss {
 		if before > now {
 			lost, least := before-now, g.opts.Min
 			if name == "record bytes" {
-				least *= before / max(1, peak.Users)
+				least = least * before / max(1, peak.Users)
 			}
 			if lost > least && float64(lost) > g.opts.Share*float64(before) {
 				l |= bit
