@@ -1,0 +1,223 @@
+package listen
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// A Gate decides who may open a connection. It is asked before anything is read, so refusing is cheap.
+type Gate interface {
+	// Enter counts a connection from source, or says why there may not be one. After NotRefused, Leave is
+	// called once when the connection ends.
+	Enter(source netip.Addr) query.RefuseReason
+	Leave(source netip.Addr)
+	// Share is how much of what the gate admits is in use, from 0 to 1. Idle timeouts shrink by it.
+	Share() float64
+}
+
+// Connections is the Gate that counts: so many in all, so many for each source, which is an IPv4 address or
+// an IPv6 /64. The limits may be changed while it is in use: lower ones let nobody in until enough have left.
+type Connections struct {
+	Max, PerSource atomic.Int64
+	// Exempt says whether the limit for each source does not apply (access.unlimited). Nil exempts nobody.
+	Exempt func(netip.Addr) bool
+
+	all atomic.Int64
+
+	mu      sync.Mutex // guards everything below
+	sources map[netip.Addr]int64
+}
+
+// NewConnections returns a gate with these limits.
+func NewConnections(limit, perSource int) *Connections {
+	g := &Connections{sources: make(map[netip.Addr]int64)}
+	g.Max.Store(int64(limit))
+	g.PerSource.Store(int64(perSource))
+	return g
+}
+
+// Enter counts a connection.
+func (g *Connections) Enter(source netip.Addr) query.RefuseReason {
+	key := sourceKey(source)
+	exempt := g.Exempt != nil && g.Exempt(source)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.all.Load() >= g.Max.Load() || !exempt && g.sources[key] >= g.PerSource.Load() {
+		return query.RefuseConnections
+	}
+	g.all.Add(1)
+	g.sources[key]++
+	return query.NotRefused
+}
+
+// Leave ends what Enter counted.
+func (g *Connections) Leave(source netip.Addr) {
+	key := sourceKey(source)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.all.Add(-1)
+	if g.sources[key]--; g.sources[key] == 0 {
+		delete(g.sources, key)
+	}
+}
+
+// Share returns connections over limit.
+func (g *Connections) Share() float64 {
+	return min(float64(g.all.Load())/float64(max(g.Max.Load(), 1)), 1)
+}
+
+func sourceKey(a netip.Addr) netip.Addr {
+	a = a.Unmap().WithZone("")
+	if a.Is6() {
+		p, _ := a.Prefix(64)
+		return p.Addr()
+	}
+	return a
+}
+
+// Counters count the connections of a listener; they may be read at any time.
+type Counters struct {
+	Accepted         atomic.Uint64
+	Active           atomic.Int64
+	Refused          [query.NumRefuseReason]atomic.Uint64
+	Handshaking      atomic.Int64  // TLS handshakes in progress
+	HandshakesFull   atomic.Uint64 // connections refused because too many were
+	HandshakesFailed atomic.Uint64
+	TimedOut         atomic.Uint64 // connections closed for being idle, slow, or not reading their answers
+	Malformed        atomic.Uint64 // connections closed for what they sent
+}
+
+// An Acceptor takes connections from a listener and serves each in a goroutine of its own.
+type Acceptor struct {
+	Listener net.Listener
+	Gate     Gate
+	Counters *Counters
+	// TLS, if not nil, is shaken hands by first, at most Handshakes at a time (a limit that may be changed at
+	// any time); further connections are closed before they cost anything.
+	TLS        *tls.Config
+	Handshakes *atomic.Int64
+	// Serve is called in the connection's goroutine. When it returns the connection is closed. c is a
+	// *tls.Conn if TLS is set.
+	Serve func(c net.Conn, source, local netip.AddrPort)
+}
+
+// HandshakeTimeout is how long a client has for the TLS handshake.
+const HandshakeTimeout = 5 * time.Second
+
+// Run accepts until the listener is closed, by anyone, and returns when all its connections have ended. When
+// ctx ends, TLS handshakes in progress are given up. The error is nil if the listener was closed.
+func (a *Acceptor) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	var pause time.Duration
+	for {
+		c, err := a.Listener.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			// Out of descriptors, or the peer has gone already: neither is a reason to stop. Connections
+			// that end free descriptors, so look again soon.
+			if pause = min(max(2*pause, 5*time.Millisecond), time.Second); pause == time.Second && !temporary(err) {
+				return err
+			}
+			time.Sleep(pause)
+			continue
+		}
+		pause = 0
+		source, local := AddrPort(c.RemoteAddr()), AddrPort(c.LocalAddr())
+		if why := a.Gate.Enter(source.Addr()); why != query.NotRefused {
+			a.Counters.Refused[why].Add(1)
+			reset(c)
+			continue
+		}
+		a.Counters.Accepted.Add(1)
+		a.Counters.Active.Add(1)
+		wg.Go(func() {
+			defer func() {
+				c.Close()
+				a.Counters.Active.Add(-1)
+				a.Gate.Leave(source.Addr())
+			}()
+			if a.TLS == nil {
+				a.Serve(c, source, local)
+				return
+			}
+			if t := a.handshake(ctx, c); t != nil {
+				a.Serve(t, source, local)
+				t.Close()
+			}
+		})
+	}
+}
+
+func temporary(err error) bool {
+	var t interface{ Temporary() bool }
+	return errors.As(err, &t) && t.Temporary()
+}
+
+func (a *Acceptor) handshake(ctx context.Context, c net.Conn) *tls.Conn {
+	n := a.Counters.Handshaking.Add(1)
+	defer a.Counters.Handshaking.Add(-1)
+	if n > a.Handshakes.Load() {
+		a.Counters.HandshakesFull.Add(1)
+		reset(c)
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
+	defer cancel()
+	t := tls.Server(c, a.TLS)
+	if err := t.HandshakeContext(ctx); err != nil {
+		a.Counters.HandshakesFailed.Add(1)
+		return nil
+	}
+	return t
+}
+
+// reset closes a connection without leaving it in TIME_WAIT.
+func reset(c net.Conn) {
+	if l, ok := c.(interface{ SetLinger(int) error }); ok {
+		l.SetLinger(0)
+	}
+	c.Close()
+}
+
+// TLSConfig returns the server configuration of an encrypted transport: TLS 1.2 and later, certificates from
+// get, the application protocols named.
+func TLSConfig(get func(*tls.ClientHelloInfo) (*tls.Certificate, error), protocols ...string) *tls.Config {
+	return &tls.Config{GetCertificate: get, MinVersion: tls.VersionTLS12, NextProtos: protocols}
+}
+
+// ServerName returns the TLS server name that the client asked for as a query.Query holds it.
+func ServerName(t *tls.Conn) string {
+	b := []byte(t.ConnectionState().ServerName)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	if n := len(b); n > 0 && b[n-1] == '.' {
+		b = b[:n-1]
+	}
+	return string(b)
+}
+
+// AddrPort reads an address of package net; the zero value if it is of another kind (net.Pipe).
+func AddrPort(a net.Addr) netip.AddrPort {
+	var ap netip.AddrPort
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		ap = a.AddrPort()
+	case *net.UDPAddr:
+		ap = a.AddrPort()
+	}
+	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
+}
