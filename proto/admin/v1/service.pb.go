@@ -1661,7 +1661,8 @@ func (x *SetSettingsRequest) GetIfRevision() uint64 {
 //
 // Values are text: true/false; numbers; enum values without prefix in lower case (nxdomain, null_ip);
 // fields in seconds take Go durations (10s) or bare numbers; instants take RFC 3339, Unix seconds or
-// "+1h" from now; several values of a set are separated by commas. Members of sets that are messages:
+// "+1h" from now; several values of a set are separated by commas, and "-" alone is the empty set. Members of
+// sets that are messages:
 //
 //	own_lists   ID=SHA256                          (hexadecimal; the blob must be known)
 //	rewrites    NAME=RECORD[;RECORD…]              rewrites+=nas.home.arpa=A 192.0.2.7

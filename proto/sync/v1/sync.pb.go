@@ -671,8 +671,8 @@ type Delta struct {
 	Root []byte `protobuf:"bytes,4,opt,name=root,proto3" json:"root,omitempty"`
 	// In "users": the revision of "catalogue" these records may name things of. 0 elsewhere.
 	NeedsCatalogue uint64 `protobuf:"varint,5,opt,name=needs_catalogue,json=needsCatalogue,proto3" json:"needs_catalogue,omitempty"`
-	// Further changes of (from, to] follow in the next delta, which has the same from and to: the caller
-	// applies these changes and is at `to` only after the last part. One big commit is split like this.
+	// Further changes of (from, to] follow in the next delta, which has the same from: the caller applies
+	// these changes, but is still at `from` until a delta without more. One big commit is split like this.
 	More          bool `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -1,0 +1,416 @@
+package bizlogic
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
+	syncv1 "github.com/sluice-dns/sluice/proto/sync/v1"
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+)
+
+func exportedLine(t *testing.T, what string, m proto.Message) []byte {
+	t.Helper()
+	b, err := protojson.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := json.Compact(&out, fmt.Appendf(nil, "{%q:%s}", what, b)); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestUsersAndDevices(t *testing.T) {
+	r := start(t, Options{})
+	ctx := t.Context()
+	if _, err := r.policies.CreatePolicy(ctx, &adminv1.CreatePolicyRequest{Id: "family"}); err != nil {
+		t.Fatal(err)
+	}
+	first := r.user("ann", "family")
+	if second := r.user("bob"); second <= first {
+		t.Errorf("revisions %d, %d", first, second)
+	}
+	for _, c := range []struct {
+		req   *adminv1.CreateUserRequest
+		code  codes.Code
+		field string
+	}{
+		{&adminv1.CreateUserRequest{Id: "ann"}, codes.AlreadyExists, ""},
+		{&adminv1.CreateUserRequest{Id: ""}, codes.InvalidArgument, "id"},
+		{&adminv1.CreateUserRequest{Id: "Ann"}, codes.InvalidArgument, "id"},
+		{&adminv1.CreateUserRequest{Id: "a/b"}, codes.InvalidArgument, "id"},
+		{&adminv1.CreateUserRequest{Id: strings.Repeat("a", 64)}, codes.InvalidArgument, "id"},
+		{&adminv1.CreateUserRequest{Id: "carl", Policy: "none"}, codes.InvalidArgument, "policy"},
+		{&adminv1.CreateUserRequest{Id: "carl", Name: "a\x00b"}, codes.InvalidArgument, "name"},
+		{&adminv1.CreateUserRequest{Id: "carl", Tenant: "T"}, codes.InvalidArgument, "tenant"},
+	} {
+		_, err := r.users.CreateUser(ctx, c.req)
+		wantError(t, err, c.code, c.field)
+	}
+	if _, err := r.users.CreateUser(ctx, &adminv1.CreateUserRequest{Id: strings.Repeat("a", 63)}); err != nil {
+		t.Error(err)
+	}
+
+	if err := r.device("ann", "phone", "192.0.2.7", "2001:db8::1", "198.51.100.99/24", "192.0.2.7/32"); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "phone"})
+	if want := []string{"192.0.2.7", "2001:db8::/64", "198.51.100.0/24"}; err != nil || fmt.Sprint(got.Device.Device.Links) != fmt.Sprint(want) || got.Device.User != "ann" {
+		t.Errorf("device = %v, %v; want links %v", got, err, want)
+	}
+	wantError(t, r.device("bob", "phone"), codes.AlreadyExists, "")           // ids are unique in the dataset
+	wantError(t, r.device("bob", "tv", "192.0.2.7"), codes.AlreadyExists, "") // so are links
+	wantError(t, r.device("nobody", "tv"), codes.NotFound, "")                //
+	wantError(t, r.device("bob", "tv", "2001:db8::/96"), codes.InvalidArgument, "device.links")
+	wantError(t, r.device("bob", "tv", "0.0.0.0/0"), codes.InvalidArgument, "device.links")
+	wantError(t, r.device("bob", "TV"), codes.InvalidArgument, "device.id")
+	_, err = r.users.CreateDevice(ctx, &adminv1.CreateDeviceRequest{User: "bob", Device: &userv1.Device{Id: "tv", DohOnly: true}})
+	wantError(t, err, codes.InvalidArgument, "device.doh_only")
+	_, err = r.users.CreateDevice(ctx, &adminv1.CreateDeviceRequest{User: "bob", Device: &userv1.Device{Id: "tv", DohOnly: true}, Password: "long enough"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tv, _ := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "tv"})
+	if h := tv.GetDevice().GetDevice().GetPasswordHashes(); len(h) != 1 || !strings.HasPrefix(h[0], "$argon2id$v=19$m=") || strings.Contains(h[0], "long") {
+		t.Errorf("hashes %v", h)
+	}
+
+	// A device moves with everything it has, and its old place is free.
+	to := "bob"
+	if _, err := r.users.UpdateDevice(ctx, &adminv1.UpdateDeviceRequest{Id: "phone", User: &to, IfRevision: 1}); err == nil {
+		t.Error("moved at another revision")
+	} else {
+		wantError(t, err, codes.Aborted, "")
+	}
+	if _, err := r.users.UpdateDevice(ctx, &adminv1.UpdateDeviceRequest{Id: "phone", User: &to}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "phone"}); err != nil || got.Device.User != "bob" || len(got.Device.Device.Links) != 3 {
+		t.Errorf("moved device = %v, %v", got, err)
+	}
+	wantError(t, r.device("ann", "pad", "198.51.100.0/24"), codes.AlreadyExists, "")
+	if _, err := r.users.DeleteDevice(ctx, &adminv1.DeleteDeviceRequest{Id: "phone"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.device("ann", "phone", "198.51.100.0/24"); err != nil {
+		t.Errorf("after the device was deleted: %v", err)
+	}
+
+	// Deleting a user frees what its devices claimed, and the policy.
+	_, err = r.policies.DeletePolicy(ctx, &adminv1.DeletePolicyRequest{Id: "family"})
+	wantError(t, err, codes.FailedPrecondition, "")
+	if _, err := r.users.DeleteUser(ctx, &adminv1.DeleteUserRequest{Id: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.device("bob", "phone", "198.51.100.0/24"); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.policies.DeletePolicy(ctx, &adminv1.DeletePolicyRequest{Id: "family"}); err != nil {
+		t.Error(err)
+	}
+	_, err = r.users.GetUser(ctx, &adminv1.GetUserRequest{Id: "ann"})
+	wantError(t, err, codes.NotFound, "")
+	_, err = r.users.DeleteUser(ctx, &adminv1.DeleteUserRequest{Id: "ann"})
+	wantError(t, err, codes.NotFound, "")
+}
+
+func TestListUsersPagesAndFilters(t *testing.T) {
+	r := start(t, Options{})
+	if _, err := r.policies.CreatePolicy(t.Context(), &adminv1.CreatePolicyRequest{Id: "p"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 25 {
+		policy := ""
+		if i%5 == 0 {
+			policy = "p"
+		}
+		r.user(fmt.Sprintf("u-%02d", i), policy)
+	}
+	var ids []string
+	req := &adminv1.ListUsersRequest{Limit: 10}
+	for {
+		resp, err := r.users.ListUsers(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range resp.Users {
+			ids = append(ids, u.Id)
+		}
+		if req.Page = resp.NextPage; req.Page == "" {
+			break
+		}
+	}
+	if len(ids) != 25 || ids[0] != "u-00" || ids[24] != "u-24" {
+		t.Errorf("pages hold %v", ids)
+	}
+	for filter, want := range map[string]int{"policy=p": 5, "policy=p u-2": 1, "u-1": 10, "disabled=true": 0} {
+		resp, err := r.users.ListUsers(t.Context(), &adminv1.ListUsersRequest{Filter: filter})
+		if err != nil || len(resp.Users) != want {
+			t.Errorf("filter %q gives %d, %v; want %d", filter, len(resp.GetUsers()), err, want)
+		}
+	}
+	_, err := r.users.ListUsers(t.Context(), &adminv1.ListUsersRequest{Filter: "color=red"})
+	wantError(t, err, codes.InvalidArgument, "filter")
+}
+
+func TestSettings(t *testing.T) {
+	r := start(t, Options{})
+	ctx := t.Context()
+	if _, err := r.policies.CreatePolicy(ctx, &adminv1.CreatePolicyRequest{Id: "p"}); err != nil {
+		t.Fatal(err)
+	}
+	r.user("u", "p")
+	if err := r.device("u", "d"); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"oisd", "hagezi"} {
+		if _, err := r.addList(id, "||ads.example^\n", false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	show := func(target string) string {
+		var s *userv1.Settings
+		switch target {
+		case "policy/p":
+			resp, _ := r.policies.GetPolicy(ctx, &adminv1.GetPolicyRequest{Id: "p"})
+			s = resp.GetPolicy().GetSettings()
+		case "u":
+			resp, _ := r.users.GetUser(ctx, &adminv1.GetUserRequest{Id: "u"})
+			s = resp.GetUser().GetSettings()
+		case "u/d":
+			resp, _ := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "d"})
+			s = resp.GetDevice().GetDevice().GetSettings()
+		}
+		b, _ := protojson.MarshalOptions{UseProtoNames: true}.Marshal(s)
+		var out bytes.Buffer
+		if json.Compact(&out, b) != nil {
+			t.Fatalf("%s", b)
+		}
+		return out.String()
+	}
+	for _, c := range []struct {
+		target, assignments, want string
+	}{
+		{"policy/p", "lists+=oisd mode=nxdomain block_ttl=10s services+=tiktok safe_search+=google enabled=false",
+			`{"enabled":false,"mode":"BLOCK_MODE_NXDOMAIN","block_ttl":10,"lists":{"values":["oisd"]},"services":{"values":["tiktok"]},"safe_search":{"values":["google"]}}`},
+		{"policy/p", "lists+=hagezi,oisd lists-=oisd enabled= mode= block_ttl= safe_search-=google",
+			`{"lists":{"values":["hagezi"]},"services":{"values":["tiktok"]}}`},
+		{"policy/p", "lists=oisd,hagezi services=", `{"lists":{"values":["oisd","hagezi"]}}`},
+		{"u", "lists-=oisd", `{"lists":{"removed":["oisd"]}}`}, // of the policy's
+		{"u", "lists+=oisd", `{"lists":{"values":["oisd"]}}`},
+		{"u", "lists=-", `{"lists":{"replace":true}}`}, // none, whatever the policy has
+		{"u", "lists= enabled=true", `{"enabled":true}`},
+		{"u/d", "allow_networks+=192.0.2.1,2001:DB8::/32 block_types+=any,TYPE65280", // canonical forms
+			`{"allow_networks":{"values":["192.0.2.1/32","2001:db8::/32"]},"block_types":{"values":["ANY","TYPE65280"]}}`},
+		{"u/d", "allow_networks= block_types= block_ipv4=192.0.2.9 log=no-client rate_limit=50",
+			`{"block_ipv4":"192.0.2.9","log":"LOG_PRIVACY_NO_CLIENT","rate_limit":50}`},
+		{"u/d", "block_ipv4= log= rate_limit= unblocks+=*.Example.ORG.@4102444800",
+			`{"unblocks":{"values":[{"name":"example.org","subtree":true,"until":"4102444800"}]}}`},
+	} {
+		if _, err := r.set(c.target, strings.Fields(c.assignments)...); err != nil {
+			t.Errorf("set %s %s: %v", c.target, c.assignments, err)
+		}
+		if got := show(c.target); got != c.want {
+			t.Errorf("after set %s %s:\n got %s\nwant %s", c.target, c.assignments, got, c.want)
+		}
+	}
+	if _, err := r.set("u/d", "unblocks=", "rewrites+=NAS.home.arpa=A 192.0.2.7;AAAA 2001:db8::7", "schedules+=night=block;mon-fri 22:00-07:00;sun 00:00-24:00;services:tiktok,x;Europe/Nicosia"); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"schedules":{"values":[{"id":"night","time_zone":"Europe/Nicosia","windows":[{"days":31,"from":1320,"to":1860},{"days":64,"to":1440}],"action":"SCHEDULE_ACTION_BLOCK","services":["tiktok","x"]}]},` +
+		`"rewrites":{"values":[{"name":"nas.home.arpa","records":["A 192.0.2.7","AAAA 2001:db8::7"]}]}}`
+	if got := show("u/d"); got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	before := show("u")
+	for _, c := range []struct {
+		target, assignment string
+		code               codes.Code
+		field              string
+	}{
+		{"u", "color=red", codes.InvalidArgument, "key"},
+		{"u", "lists+=nope", codes.InvalidArgument, "lists"},
+		{"u", "services+=tick-tock", codes.InvalidArgument, "services"},
+		{"u", "mode=teapot", codes.InvalidArgument, "mode"},
+		{"u", "mode=unspecified", codes.InvalidArgument, "mode"},
+		{"u", "enabled=maybe", codes.InvalidArgument, "enabled"},
+		{"u", "enabled+=true", codes.InvalidArgument, "enabled"},
+		{"u", "block_ttl=2000h", codes.InvalidArgument, "block_ttl"},
+		{"u", "block_ttl=-1", codes.InvalidArgument, "block_ttl"},
+		{"u", "block_ttl=1500ms", codes.InvalidArgument, "block_ttl"},
+		{"u", "rate_limit=10s", codes.InvalidArgument, "rate_limit"},
+		{"u", "block_ipv4=2001:db8::1", codes.InvalidArgument, "block_ipv4"},
+		{"u", "allow_networks+=home", codes.InvalidArgument, "allow_networks"},
+		{"u", "rewrites+=a.example=A 2001:db8::1", codes.InvalidArgument, "rewrites"},
+		{"u", "rewrites+=a.example=CNAME b.example;A 192.0.2.1", codes.InvalidArgument, "rewrites"},
+		{"u", "rewrites+=a..example=NXDOMAIN", codes.InvalidArgument, "rewrites"},
+		{"u", "unblocks+=a.example@1000", codes.InvalidArgument, "unblocks"},
+		{"u", "schedules+=n=block;mon 1:00-2:00;everything;Mars/Olympus", codes.InvalidArgument, "schedules"},
+		{"u", "schedules+=n=block;mon 1:00-2:00", codes.InvalidArgument, "schedules"},
+		{"u", "schedules+=n=block;everything", codes.InvalidArgument, "schedules"},
+		{"u", "own_lists+=mine=00", codes.InvalidArgument, "own_lists"},
+		{"u", "policy=nope", codes.InvalidArgument, "policy"},
+		{"policy/p", "policy=p", codes.InvalidArgument, "policy"},
+		{"nobody", "enabled=true", codes.NotFound, ""},
+		{"u/nothing", "enabled=true", codes.NotFound, ""},
+		{"policy/nope", "enabled=true", codes.NotFound, ""},
+		{"u/", "enabled=true", codes.InvalidArgument, "target"},
+	} {
+		_, err := r.set(c.target, "block_ttl=77", c.assignment) // all or nothing
+		wantError(t, err, c.code, c.field)
+	}
+	if got := show("u"); got != before {
+		t.Errorf("refused assignments left %s; before %s", got, before)
+	}
+	// What changes nothing makes no revision.
+	one, err := r.set("u", "enabled=true")
+	two, err2 := r.set("u", "enabled=true")
+	if err != nil || err2 != nil || one != two || one == 0 {
+		t.Errorf("the same setting twice: %d, %d, %v, %v", one, two, err, err2)
+	}
+}
+
+// picky is a compiler to which a line with "bad" is unusable, and "block-all" not to be had.
+func picky(_ string, text []byte) (Report, error) {
+	var r Report
+	n := 0
+	for line := range lines(text) {
+		n++
+		switch {
+		case len(line) == 0 || line[0] == '!':
+		case bytes.Contains(line, []byte("block-all")):
+			return Report{}, fmt.Errorf("line %d: %s would block the world", n, line)
+		case bytes.Contains(line, []byte("bad")):
+			r.Skipped++
+			r.Complaints = append(r.Complaints, Complaint{Line: n, Text: string(line), What: "this is bad"})
+		default:
+			r.Rules++
+		}
+	}
+	return r, nil
+}
+
+func TestRules(t *testing.T) {
+	r := start(t, Options{Compile: picky})
+	ctx := t.Context()
+	r.user("u")
+	if err := r.device("u", "d"); err != nil {
+		t.Fatal(err)
+	}
+	get := func(target string) string {
+		resp, err := r.policies.GetRules(ctx, &adminv1.GetRulesRequest{Target: target})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(resp.Text)
+	}
+	text := "||one.example^\n! remark\nbad line\n||two.example^\n"
+	resp, err := r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u/d", Text: []byte(text)})
+	if err != nil || resp.Revision != 0 || len(resp.Complaints) != 1 || resp.Complaints[0].Line != 3 || resp.Complaints[0].What != "this is bad" {
+		t.Errorf("bad line: %v, %v", resp, err)
+	}
+	if got := get("u/d"); got != "" {
+		t.Errorf("stored %q", got)
+	}
+	resp, err = r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u/d", Text: []byte(text), KeepGood: true})
+	if err != nil || resp.Revision == 0 || resp.Rules != 2 {
+		t.Errorf("keep good: %v, %v", resp, err)
+	}
+	if got := get("u/d"); got != "||one.example^\n! remark\n||two.example^\n" {
+		t.Errorf("stored %q", got)
+	}
+	_, err = r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u", Text: []byte("block-all\n")})
+	wantError(t, err, codes.InvalidArgument, "text")
+	_, err = r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u", Text: []byte("\xff\n")})
+	wantError(t, err, codes.InvalidArgument, "text")
+	_, err = r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u", Text: make([]byte, maxRules+1)})
+	wantError(t, err, codes.InvalidArgument, "text")
+
+	// A long text goes beside the record, and resolvers get it by its hash.
+	long := strings.Repeat("||long.example^\n", 5000)
+	if _, err := r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u", Text: []byte(long)}); err != nil {
+		t.Fatal(err)
+	}
+	if got := get("u"); got != long {
+		t.Errorf("a long text came back with %d bytes", len(got))
+	}
+	u, _ := r.users.GetUser(ctx, &adminv1.GetUserRequest{Id: "u"})
+	stream, err := r.sync.Blob(ctx, &syncv1.BlobRequest{Sha256: u.GetUser().GetRules().GetSha256(), Offset: 16})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var blob []byte
+	for {
+		m, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		blob = append(blob, m.Data...)
+	}
+	if string(blob) != long[16:] {
+		t.Errorf("blob of %d bytes", len(blob))
+	}
+	if _, err := r.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: "u"}); err != nil || get("u") != "" {
+		t.Errorf("emptying: %v, %q", err, get("u"))
+	}
+}
+
+func TestProposeDevice(t *testing.T) {
+	r := start(t, Options{})
+	ctx := t.Context()
+	r.user("shy")
+	if _, err := r.users.CreateUser(ctx, &adminv1.CreateUserRequest{Id: "open", AutoDevices: true}); err != nil {
+		t.Fatal(err)
+	}
+	got, err := r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "open", Device: "open-phone"})
+	if err != nil || !got.Created || got.Revision == 0 {
+		t.Errorf("proposed: %v, %v", got, err)
+	}
+	again, err := r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "open", Device: "open-phone"})
+	if err != nil || again.Created || again.Revision != got.Revision {
+		t.Errorf("proposed again: %v, %v", again, err)
+	}
+	_, err = r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "shy", Device: "shy-phone"})
+	wantError(t, err, codes.FailedPrecondition, "")
+	_, err = r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "open", Device: "shy-phone"})
+	wantError(t, err, codes.InvalidArgument, "device")
+	_, err = r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "nobody", Device: "nobody-x"})
+	wantError(t, err, codes.NotFound, "")
+}
+
+// TestUnknownFieldsSurvive edits a record that a newer program wrote.
+func TestUnknownFieldsSurvive(t *testing.T) {
+	r := start(t, Options{})
+	r.user("u")
+	newer := []byte{0xfa, 0x3f, 3, 'n', 'e', 'w'} // field 1023
+	_, err := r.svc.change(t.Context(), func(v *view) error {
+		_, b, _, err := v.get(Users, "u")
+		v.stage(Users, "u", append(bytes.Clone(b), newer...))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.set("u", "enabled=false"); err != nil {
+		t.Fatal(err)
+	}
+	p := newReplica(t, Users)
+	p.repair(r, nil)
+	if !bytes.Contains(p.records["u"].Bytes, newer) {
+		t.Errorf("record %x lost %x", p.records["u"].Bytes, newer)
+	}
+}
