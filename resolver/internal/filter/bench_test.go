@@ -63,9 +63,10 @@ func BenchmarkMainLists(b *testing.B) {
 	runtime.GC()
 	runtime.GC()
 	runtime.ReadMemStats(&after)
+	runtime.KeepAlive(files)
 	st := m.Stats()
 	b.Logf("%d rules (%d patterns) in %v (%v of processor); %.1f B/rule of heap, %.1f counted; %d in lists of always",
-		rules, st.Patterns, took, cpu, float64(after.HeapAlloc-before.HeapAlloc)/float64(rules), float64(st.Bytes)/float64(rules), len(m.rules.always))
+		rules, st.Patterns, took, cpu, float64(int64(after.HeapAlloc)-int64(before.HeapAlloc))/float64(rules), float64(st.Bytes)/float64(rules), len(m.rules.always))
 
 	var popular [][]byte
 	for _, l := range strings.Fields(string(unpack(b, shared(b, "data", "names", "umbrella_top_100k.txt.gz")))) {

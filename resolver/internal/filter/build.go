@@ -30,6 +30,10 @@ func (m *Matcher) Lists() Set { return m.lists }
 // Overlays returns how many tables lie over the base.
 func (m *Matcher) Overlays() int { return max(0, len(m.layers)-1) }
 
+// Dropped returns the rules that the Matcher does not use because they would cost too much, by list and line.
+// The slice must not be changed.
+func (m *Matcher) Dropped() []Dropped { return m.rules.dropped }
+
 // Stats says what a Matcher holds.
 type Stats struct {
 	Rules    int   // rules that can match, or disable others

@@ -117,6 +117,22 @@ type rules struct {
 	label4   multimap        // by the first four
 	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
+	dropped  []Dropped
+}
+
+const (
+	// maxCrowd is how many rules may hang off one anchor: real lists come to 17. Each is tried on every name
+	// that has the anchor, so without a limit a list could make names as slow as it likes.
+	maxCrowd = 128
+	// maxAlways is how many rules without an anchor one list may have, and maxAlwaysAll all lists together.
+	maxAlways, maxAlwaysAll = 64, 1024
+)
+
+// A Dropped names a rule that a Matcher does not use because it would cost too much: more than 128 rules
+// share the literal it could be found by, or its list has more than 64 that have none.
+type Dropped struct {
+	List uint16
+	Line uint32
 }
 
 // newRules indexes rs. Rules that are $badfilter find their twins and are dropped.
@@ -173,6 +189,12 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 		}
 	}
+	var name [256]byte
+	for i := range x.all {
+		if _, n := x.all[i].suffix(&name); n > 0 {
+			count.add(key.Hash(name[:n]))
+		}
+	}
 	var suffix, dot, label8, label4, by8, by4 []pair
 	hang := func(lit string, id uint32) {
 		g, _ := count.rarest(lit)
@@ -182,7 +204,15 @@ func (x *rules) anchor(key *dnsname.Key) {
 			by4 = append(by4, pair{g, id})
 		}
 	}
-	var name [256]byte
+	var perList [MaxLists]int
+	always := func(id uint32) {
+		r := &x.all[id]
+		if perList[r.list]++; perList[r.list] > maxAlways || len(x.always) == maxAlwaysAll {
+			x.dropped = append(x.dropped, Dropped{r.list, r.line})
+			return
+		}
+		x.always = append(x.always, id)
+	}
 	for i := range x.all {
 		r, id := &x.all[i], uint32(i)
 		if r.isRegex() {
@@ -192,7 +222,7 @@ func (x *rules) anchor(key *dnsname.Key) {
 					hang(l, id)
 				}
 			} else {
-				x.always = append(x.always, id)
+				always(id)
 			}
 			continue
 		}
@@ -209,25 +239,31 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 		}
 		switch {
-		case labels >= 2:
+		case labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= 4*crowded):
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		case atLabel && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			label8 = append(label8, pair{gram(first[:8]), id})
 		case len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			dot = append(dot, pair{gram(first[:8]), id})
-		case atLabel && 4 <= len(first) && len(best) < 8:
+		case atLabel && 4 <= len(first) && len(best) < 8 && count.of(gram(first[:4])) <= crowded:
 			label4 = append(label4, pair{gram(first[:4]), id})
 		case best != "":
 			hang(best, id)
-		case labels == 1:
+		case labels >= 1:
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		default:
-			x.always = append(x.always, id)
+			always(id)
 		}
 	}
-	x.bySuffix, x.byDot = newMultimap(suffix), newMultimap(dot)
-	x.label8, x.label4 = newMultimap(label8), newMultimap(label4)
-	x.by8, x.by4 = newMultimap(by8), newMultimap(by4)
+	for m, ps := range map[*multimap][]pair{&x.bySuffix: suffix, &x.byDot: dot, &x.label8: label8, &x.label4: label4, &x.by8: by8, &x.by4: by4} {
+		var over []uint32
+		*m, over = newMultimap(ps)
+		for _, id := range over {
+			x.dropped = append(x.dropped, Dropped{x.all[id].list, x.all[id].line})
+		}
+	}
+	slices.SortFunc(x.dropped, func(a, b Dropped) int { return cmp.Or(cmp.Compare(a.List, b.List), cmp.Compare(a.Line, b.Line)) })
+	x.dropped = slices.Compact(x.dropped)
 }
 
 // crowded is how many rules may have a string at the start of a label before something rarer is looked for.
@@ -362,12 +398,26 @@ type pair struct {
 	id  uint32
 }
 
-func newMultimap(ps []pair) multimap {
+// newMultimap also returns the rules that are not in it because their key has maxCrowd others.
+func newMultimap(ps []pair) (m multimap, over []uint32) {
 	if len(ps) == 0 {
-		return multimap{}
+		return m, nil
 	}
 	slices.SortStableFunc(ps, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
 	ps = slices.Compact(ps)
+	kept := ps[:0]
+	run := 0
+	for i, p := range ps {
+		if i == 0 || len(kept) == 0 || kept[len(kept)-1].key != p.key {
+			run = 0
+		}
+		if run++; run > maxCrowd {
+			over = append(over, p.id)
+			continue
+		}
+		kept = append(kept, p)
+	}
+	ps = kept
 	distinct := 0
 	for i := range ps {
 		if i == 0 || ps[i].key != ps[i-1].key {
@@ -376,7 +426,7 @@ func newMultimap(ps []pair) multimap {
 	}
 	// Ten bits of filter a key or more, of which a key sets two: one absent key in fifty passes.
 	words := bits.Len(uint(distinct / 6))
-	m := multimap{
+	m = multimap{
 		filter: make([]uint64, 1<<words),
 		shift:  uint8(64 - words),
 		keys:   make([]multikey, 1<<bits.Len(uint(distinct*3/2))),
@@ -397,7 +447,7 @@ func newMultimap(ps []pair) multimap {
 		}
 		m.keys[at] = k
 	}
-	return m
+	return m, over
 }
 
 // spread makes the upper bits of a key's hash good ones.

@@ -230,6 +230,38 @@ func TestFailedRead(t *testing.T) {
 	}
 }
 
+// TestCrowd has more rules behind one literal, one suffix and none at all than a name may cost. Those over the
+// limit are named; the others work.
+func TestCrowd(t *testing.T) {
+	var b strings.Builder
+	for i := range 300 {
+		fmt.Fprintf(&b, "||a%d*aaaaaaaa\n", i)
+	}
+	for i := range 300 {
+		fmt.Fprintf(&b, "/^x.?%d.?y$/\n", i)
+	}
+	for i := range 300 {
+		fmt.Fprintf(&b, "||%d*b.c.d^\n", i)
+	}
+	m, rep := Compile(&testKey, b.String())
+	if rep.Rules != 900 || rep.Skipped != 0 {
+		t.Fatalf("%d rules, %d skipped: %+v", rep.Rules, rep.Skipped, rep.Complaints)
+	}
+	if got, want := len(m.Dropped()), 300-maxCrowd+300-maxAlways+300-maxCrowd; got != want {
+		t.Errorf("%d rules dropped, want %d", got, want)
+	}
+	for _, d := range m.Dropped() {
+		if 300 < d.Line && d.Line <= 300+maxAlways {
+			t.Errorf("line %d is dropped", d.Line)
+		}
+	}
+	for query, want := range map[string]string{"a5.aaaaaaaaa A": "blocked 6", "x3y A": "blocked 304", "7b.b.c.d A": "blocked 608", "x299y A": "none"} {
+		if got := judge(t, m, nil, query); got != want {
+			t.Errorf("%s is %s, want %s", query, got, want)
+		}
+	}
+}
+
 func TestEmpty(t *testing.T) {
 	m := NewBuilder(&testKey).Build(nil)
 	if got := judge(t, m, nil, "a.example A"); got != "none" {

@@ -12,10 +12,10 @@ import (
 const (
 	// maxPattern bounds a pattern or expression; a name has at most 253 bytes.
 	maxPattern = 1024
-	// maxInsts bounds one compiled expression, and maxAllInsts those of one list together: RE2 is linear in
-	// time but an expression like (\w{1,500}){2} costs memory and every step costs time.
-	maxInsts    = 2_000
-	maxAllInsts = 400_000
+	// maxInsts bounds one compiled expression, and maxAllInsts those of one list together. RE2 is linear, in
+	// the length of the name times these; real lists stay under 5,000.
+	maxInsts    = 1_000
+	maxAllInsts = 20_000
 )
 
 // adguard reads a rule in the syntax of AdGuard and uBlock.
