@@ -61,17 +61,20 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 				s.send(a)
 				timer.Reset(a.patience)
 			} else if s.inFlight == 0 {
-				found, err := r.more(z)
+				if s.fallback != nil || s.over() {
+					return s.conclude()
+				}
+				found, err := r.more(z, s.answered)
 				if err != nil {
 					return response{}, err
 				}
-				if !found || s.over() {
+				if !found {
 					return s.conclude()
 				}
 				continue
 			}
 		}
-		if left := r.left(); left <= 0 {
+		if left := r.left(); left <= 0 || minimised && s.timeouts >= minimisedTimeouts {
 			return s.conclude()
 		} else if s.waiting == nil {
 			timer.Reset(left)
@@ -112,6 +115,7 @@ type step struct {
 	sends, timeouts, opinions int
 	done                      map[netip.AddrPort]bool // not to be asked any more
 	asked                     map[netip.AddrPort]manner
+	answered                  bool // by somebody, with whatever
 	fallback                  *response
 	fallbackFrom              netip.AddrPort
 	complaints                []string
@@ -288,6 +292,7 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 	if s.waiting == a {
 		s.waiting = nil
 	}
+	s.answered = true
 	now := clock.Elapsed()
 	servers := s.r.it.opts.Servers
 	if o.reply.Joined {

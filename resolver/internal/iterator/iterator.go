@@ -209,6 +209,8 @@ type run struct {
 type kin struct {
 	// dead are NS names that gave no address; they are not tried again for the same question.
 	dead map[dnsname.Name]bool
+	// referred are zones of which the parent's referral is as new as this Resolve.
+	referred map[dnsname.Name]bool
 }
 
 // resolve follows aliases from the name asked to the data.
@@ -298,7 +300,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 			case z.static && z.first:
 				z = r.startPublic(name, typ)
 				continue
-			case z.cached && !again && z.name != dnsname.Root:
+			case z.cached && !again && z.name != dnsname.Root && !r.family.referred[z.name]:
 				// The servers we knew are of no use: they may have moved, or their glue may have expired
 				// before the delegation did. The parent knows.
 				again = true

@@ -190,3 +190,5 @@ func TestStandardInternet(t *testing.T) {
 		})
 	}
 }
+
+func now() clock.Instant { return clock.Elapsed() }

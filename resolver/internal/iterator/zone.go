@@ -100,6 +100,10 @@ func (r *run) root() *cut {
 
 // descend enters a delegation: it keeps what the referral said and returns the child's cut.
 func (r *run) descend(parent *cut, res response) *cut {
+	if r.family.referred == nil {
+		r.family.referred = make(map[dnsname.Name]bool)
+	}
+	r.family.referred[res.child] = true
 	now := clock.Elapsed()
 	granted := min(parent.granted, now.Add(seconds(res.ns.TTL)))
 	loose := make(map[dnsname.Name][]netip.Addr)
@@ -177,21 +181,17 @@ func (r *run) addServer(z *cut, a netip.AddrPort) {
 	}
 }
 
-// more looks for addresses of servers of z that are not known yet, and reports whether it found any.
-func (r *run) more(z *cut) (bool, error) {
+// more looks for addresses of servers of z that are not known yet, and reports whether it found any. answered
+// says that servers which are known did answer, though to no avail: then the zone can be asked for names in
+// itself, and other addresses of the same servers are not worth looking for.
+func (r *run) more(z *cut, answered bool) (bool, error) {
 	before := len(z.servers)
-	for len(z.nameless)+len(z.halfKnown) > 0 && z.resolved < maxGlueless {
+	for {
 		for range maxRound {
-			from := &z.nameless
-			if len(*from) == 0 {
-				from = &z.halfKnown
+			name := z.nextName(answered)
+			if name == "" {
+				return len(z.servers) > before, nil
 			}
-			if len(*from) == 0 || z.resolved >= maxGlueless {
-				break
-			}
-			name := (*from)[0]
-			*from = (*from)[1:]
-			z.resolved++
 			found, err := r.findAddresses(name)
 			if err != nil {
 				return false, err
@@ -204,7 +204,24 @@ func (r *run) more(z *cut) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, nil
+}
+
+// nextName takes the next NS name that is worth resolving, "" if there is none.
+func (z *cut) nextName(answered bool) dnsname.Name {
+	for _, from := range []*[]dnsname.Name{&z.nameless, &z.halfKnown} {
+		if answered && from == &z.halfKnown {
+			break
+		}
+		for len(*from) > 0 && z.resolved < maxGlueless {
+			name := (*from)[0]
+			*from = (*from)[1:]
+			if answered || !name.IsWithin(z.name) {
+				z.resolved++
+				return name
+			}
+		}
+	}
+	return ""
 }
 
 // findAddresses resolves the name of a name server: the first enabled family that has addresses which the
