@@ -211,7 +211,7 @@ var errFull = errors.New("rule limit reached")
 
 // read splits the input into lines at LF, CRLF or CR.
 func (p *parser) read(r io.Reader) error {
-	buf := make([]byte, 4*MaxLine)
+	buf := make([]byte, 4<<10) // grows with what there is to read, so that small texts stay cheap
 	start, end := 0, 0 // unread bytes
 	skip := false      // inside a line that was too long
 	var err error
@@ -264,6 +264,9 @@ func (p *parser) read(r io.Reader) error {
 			} else {
 				start, end = 0, 0
 			}
+		}
+		if end == len(buf) && len(buf) < 4*MaxLine {
+			buf = append(make([]byte, 0, 4*len(buf)), buf...)[:4*len(buf)]
 		}
 		copy(buf, buf[start:end])
 		start, end = 0, end-start
