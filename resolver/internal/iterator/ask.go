@@ -35,6 +35,9 @@ const (
 	// section 2.3), so their silence is not waited out.
 	minimisedTimeouts = 3
 
+	// forwardFirst is how long forwarders are waited for when there is iteration to fall back on.
+	forwardFirst = 2 * time.Second
+
 	lameFor     = 15 * time.Minute
 	servfailFor = 30 * time.Second
 )
@@ -43,6 +46,10 @@ const (
 func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (response, error) {
 	s := step{r: r, z: z, name: name, typ: typ, minimised: minimised, secure: r.secureZone(z.name)}
 	s.results = make(chan result, maxSends)
+	s.end = r.tree.Deadline
+	if z.first {
+		s.end = min(s.end, clock.Elapsed().Add(forwardFirst))
+	}
 	ctx, cancel := context.WithCancel(r.ctx)
 	s.ctx = ctx
 	defer func() { // answers to questions asked in vain are not waited for, but their goroutines are
@@ -74,7 +81,7 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 				continue
 			}
 		}
-		if left := r.left(); left <= 0 || minimised && s.timeouts >= minimisedTimeouts {
+		if left := s.left(); left <= 0 || minimised && s.timeouts >= minimisedTimeouts {
 			return s.conclude()
 		} else if s.waiting == nil {
 			timer.Reset(left)
@@ -104,11 +111,13 @@ type step struct {
 	typ       uint16
 	minimised bool
 	secure    bool // the zone is known to be Secure
+	end       clock.Instant
 
 	ctx      context.Context
 	running  sync.WaitGroup
 	results  chan result // as roomy as there are sends, so that nobody blocks on it
 	inFlight int
+	flying   []*attempt
 	waiting  *attempt // whose answer is waited for with patience; nil: somebody else may be asked
 	again    *attempt // to be made next
 
@@ -132,6 +141,8 @@ type attempt struct {
 	patience time.Duration
 	sent     clock.Instant
 	blamed   bool // its timeout was reported
+	cancel   context.CancelFunc
+	dropped  bool // cancelled in favour of the same question sent anew
 }
 
 type result struct {
@@ -140,15 +151,17 @@ type result struct {
 	err   error
 }
 
+func (s *step) left() time.Duration { return s.end.Sub(clock.Elapsed()) }
+
 // over reports whether enough was tried.
 func (s *step) over() bool {
 	return s.sends >= maxSends || s.minimised && s.timeouts >= minimisedTimeouts ||
-		s.fallback != nil && s.opinions > maxSecondOpinions
+		s.fallback != nil && s.opinions >= maxSecondOpinions
 }
 
 // next chooses whom to ask, or returns nil if there is nobody to ask now.
 func (s *step) next() (*attempt, error) {
-	if s.over() || s.r.left() <= 0 {
+	if s.over() || s.left() <= 0 {
 		return nil, nil
 	}
 	if a := s.again; a != nil {
@@ -221,7 +234,7 @@ func (s *step) send(a *attempt) {
 		s.asked[a.Server] = manner{}
 	}
 	o := &s.r.it.opts
-	left := s.r.left()
+	left := s.left()
 	a.patience = min(a.patience, left)
 	a.sent = clock.Elapsed()
 	if s.fallback != nil {
@@ -245,10 +258,26 @@ func (s *step) send(a *attempt) {
 	if !s.minimised && s.z.name.Labels() >= 2 || s.z.static {
 		ask.Subnet = s.r.q.Subnet
 	}
+	s.drop(a)
+	ctx, cancel := context.WithCancel(s.ctx)
+	a.cancel = cancel
+	s.flying = append(s.flying, a)
 	s.running.Go(func() {
-		reply, err := o.Exchange.Ask(s.ctx, s.r.tree, ask)
+		defer cancel()
+		reply, err := o.Exchange.Ask(ctx, s.r.tree, ask)
 		s.results <- result{a, reply, err}
 	})
+}
+
+// drop ends an earlier attempt that is the same as a: one question is outstanding at a server only once
+// (birthday attacks), so that the exchange would wait for the old one instead of sending anew.
+func (s *step) drop(a *attempt) {
+	for _, old := range s.flying {
+		if old.Server == a.Server && old.manner == a.manner && !old.dropped {
+			old.dropped = true
+			old.cancel()
+		}
+	}
 }
 
 // blame holds silence against a server. It may still answer.
@@ -282,8 +311,12 @@ func (s *step) blame(a *attempt) {
 // take judges what came of an attempt. It returns settled if the step is over.
 func (s *step) take(o result) (res response, settled bool, err error) {
 	a := o.a
+	s.flying = slices.DeleteFunc(s.flying, func(f *attempt) bool { return f == a })
 	if o.err != nil {
-		if errors.Is(o.err, query.ErrLimit) && s.r.left() <= 0 {
+		if a.dropped {
+			return response{}, false, nil
+		}
+		if errors.Is(o.err, query.ErrLimit) && s.left() <= 0 {
 			s.blame(a)
 			return response{}, false, nil // ask sees that the time is up
 		}
@@ -326,7 +359,7 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 		s.refuse(a, res.why, d)
 		return res, false, nil
 	case kindEmpty:
-		if s.minimised {
+		if s.minimised || s.z.forward {
 			res.kind = kindNoData
 			break
 		}
@@ -372,6 +405,10 @@ func (s *step) takeError(a *attempt, err error) error {
 		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
 		s.r.it.families[familyOf(a.Server.Addr())].fails(now)
 		s.complain(a.Server, "is unreachable")
+	case errors.Is(err, query.ErrBusy):
+		s.complain(a.Server, "is busy with other questions")
+		s.finish(a.Server)
+		return nil
 	case errors.Is(err, query.ErrMalformed):
 		s.complain(a.Server, "sent a malformed message")
 	case errors.Is(err, query.ErrTruncated):

@@ -245,6 +245,11 @@ func (r *run) resolve() (query.Unvalidated, error) {
 		case kindYXDomain:
 			r.out.RCode = dnswire.RCodeYXDomain
 		}
+		if r.out.Zone == "" { // the last name came from the cache
+			if zone, _, _, ok := r.it.opts.RRsets.Delegation(res.last, r.q.View, clock.Elapsed()); ok {
+				r.out.Zone = zone
+			}
+		}
 		return r.out, nil
 	}
 }
@@ -280,6 +285,7 @@ func (r *run) addAuthority(res response) {
 func (r *run) name(name dnsname.Name) (response, error) {
 	if !r.fresh {
 		if res, ok := r.cached(name, r.q.Type); ok {
+			r.out.Zone = ""
 			return res, nil
 		}
 	}

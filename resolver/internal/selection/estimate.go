@@ -100,15 +100,21 @@ func (e estimate) resting(now clock.Instant) bool {
 // probeDue reports whether the rest is over but no answer has come since.
 func (e estimate) probeDue(now clock.Instant) bool { return e.rests > 0 && !e.resting(now) }
 
-// expected is what the server is compared by.
+// expected is what the server is compared by. Silence puts it outside the band of those that answer.
 func (e estimate) expected() time.Duration {
 	if e.timeouts > 0 {
-		return e.timeout()
+		return e.timeout() + Band
 	}
 	if e.srtt == 0 {
 		return unknownTimeout
 	}
 	return e.srtt
+}
+
+// plainTimeout is timeout without regard to timeouts.
+func (e estimate) plainTimeout() time.Duration {
+	e.timeouts = 0
+	return e.timeout()
 }
 
 // timeout is how long to wait for an answer: doubled with each timeout in a row (RFC 6298 section 5.5).

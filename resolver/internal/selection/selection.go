@@ -127,7 +127,7 @@ func (s *Selector) Pick(now clock.Instant, zone dnsname.Name, candidates []netip
 		if best := fastest(options); o.expect > best+Band {
 			// Exploring must not cost the client much.
 			if hurry := max(2*best, minTimeout); hurry < c.Patience {
-				c.Patience, c.Hurried = hurry, true
+				c.Patience, c.Hurried = hurry, o.rec == nil || hurry < o.rec.est.plainTimeout()
 			}
 		}
 		if o.probe {

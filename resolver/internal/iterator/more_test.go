@@ -1,0 +1,443 @@
+package iterator
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/siminternet"
+)
+
+// B26: 30 % of packets are lost, both ways.
+func TestPacketLoss(t *testing.T) {
+	records := ""
+	for i := range 50 {
+		records += fmt.Sprintf("n%d A 198.51.100.1\n", i)
+	}
+	bubble(t, zones{leafZone("leaf.lab.", records)}, nil, func(r *rig) {
+		for _, a := range r.Addrs() {
+			b := r.BehaviourOf(a)
+			b.Loss = 0.51 // 0.7 × 0.7 of the exchanges succeed
+			r.SetBehaviour(a, b)
+		}
+		failed := 0
+		for i := range 50 {
+			start := now()
+			if _, err := r.ask(ask(fmt.Sprintf("n%d.leaf.lab.", i), typeA)); err != nil {
+				failed++
+				t.Logf("n%d after %v: %v", i, now().Sub(start), err)
+			}
+		}
+		if failed > 1 {
+			t.Errorf("%d of 50 failed", failed)
+		}
+	})
+}
+
+// A single server whose round-trip time grows far beyond its estimate is waited for.
+func TestServerGetsSlower(t *testing.T) {
+	bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
+		for i := range 20 {
+			r.want(fmt.Sprintf("a%d.one.lab.", i), typeA, "NOERROR", fmt.Sprintf("a%d.one.lab. A 198.51.100.1", i))
+		}
+		r.behave(s1, siminternet.Behaviour{Delay: 1200 * time.Millisecond})
+		r.ResetLog()
+		r.want("b.one.lab.", typeA, "NOERROR", "b.one.lab. A 198.51.100.1")
+		if n := r.sent(nil); n > 3 {
+			t.Errorf("%d questions:\n%s", n, r.log())
+		}
+	})
+}
+
+// The second server is asked when patience with the first ends, and whoever answers first is believed.
+func TestLateHedge(t *testing.T) {
+	bubble(t, zones{leafZone("leaf.lab.", "* A 198.51.100.2")}, nil, func(r *rig) {
+		for i := range 10 {
+			r.ask(ask(fmt.Sprintf("w%d.leaf.lab.", i), typeA)) // both servers are known to be fast
+		}
+		r.behave(s1, siminternet.Behaviour{Silent: true})
+		for i := range 10 {
+			start := now()
+			r.want(fmt.Sprintf("h%d.leaf.lab.", i), typeA, "NOERROR", fmt.Sprintf("h%d.leaf.lab. A 198.51.100.2", i))
+			if d := now().Sub(start); d > 200*time.Millisecond {
+				t.Errorf("%d: %v", i, d)
+			}
+		}
+		if n := r.sent(to(ip(s1))); n > 20 {
+			t.Errorf("the dead server got %d questions", n)
+		}
+	})
+}
+
+// A dead server is found again once it is back.
+func TestDeadServerComesBack(t *testing.T) {
+	bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
+		r.behave(s1, siminternet.Behaviour{Silent: true})
+		for i := range 30 {
+			r.fails(fmt.Sprintf("d%d.one.lab.", i), typeA, "one.lab.")
+			time.Sleep(10 * time.Second)
+		}
+		r.behave(s1, siminternet.Behaviour{})
+		time.Sleep(15 * time.Minute)
+		r.want("b.one.lab.", typeA, "NOERROR", "b.one.lab. A 198.51.100.1")
+	})
+}
+
+func TestQuestionsOfOtherKinds(t *testing.T) {
+	bubble(t, nil, nil, func(r *rig) {
+		// The DS of a zone is asked of its parent, though the child is known (E45, E46); the root has none (E47).
+		r.want("www.ecdsa.com.", typeA, "NOERROR", "www.ecdsa.com. A 198.18.0.2")
+		r.forgetSets()
+		out, err := r.ask(ask("ecdsa.com.", dnswire.TypeDS))
+		if err != nil || len(out.Answer) != 1 || out.Zone != dnsname.MustParse("com.") {
+			t.Errorf("DS: %v, %q in %v", err, answerText(out), out.Zone)
+		}
+		out, err = r.ask(ask("root-servers.net.", dnswire.TypeDS))
+		if err != nil || len(out.Answer) != 0 || len(out.Authority) == 0 || out.Authority[0].Name != dnsname.MustParse("net.") {
+			t.Errorf("DS of root-servers.net.: %v, %+v", err, out)
+		}
+		r.want(".", dnswire.TypeDS, "NOERROR")
+		// The referral told the DS already, or that there is none.
+		r.want("www.unsigned.org.", typeA, "NOERROR", "www.unsigned.org. A 198.18.5.2")
+		r.ResetLog()
+		r.want("unsigned.org.", dnswire.TypeDS, "NOERROR")
+		if n := r.sent(nil); n != 0 {
+			t.Errorf("%d questions for a DS that a referral denied:\n%s", n, r.log())
+		}
+
+		// ANY is answered by one RRset, whether the cache has one or not.
+		for range 2 {
+			out, err = r.ask(ask("www.ed25519.example.", dnswire.TypeANY))
+			if err != nil || len(out.Answer) != 1 {
+				t.Errorf("ANY: %v, %q", err, answerText(out))
+			}
+		}
+		r.want("nothing.ed25519.example.", dnswire.TypeANY, "NXDOMAIN")
+		out, err = r.ask(ask("www.ed25519.example.", dnswire.TypeRRSIG))
+		if err != nil || len(out.Answer) != 1 || out.Answer[0].Type != dnswire.TypeRRSIG {
+			t.Errorf("RRSIG: %v, %q", err, answerText(out))
+		}
+
+		// Neither other classes nor meta types are resolved.
+		for _, q := range []query.Question{
+			{Name: "\x01a\x00", Type: typeA, Class: dnswire.ClassCH}, {Name: "\x01a\x00", Type: typeA, Class: dnswire.ClassANY},
+			{Name: "\x01a\x00", Type: dnswire.TypeAXFR, Class: 1}, {Name: "\x01a\x00", Type: dnswire.TypeOPT, Class: 1}, {Type: typeA, Class: 1},
+		} {
+			if _, err := r.ask(q); err == nil {
+				t.Errorf("%+v is resolved", q)
+			}
+		}
+	})
+}
+
+// forgetSets empties the cache but keeps what is known of servers.
+func (r *rig) forgetSets() { r.opts.RRsets.Clear(); r.ResetLog() }
+
+// Stub and forward zones, in the public tree and in a view.
+func TestConfiguredZones(t *testing.T) {
+	corp := siminternet.Zone{Name: "corp.internal.", Servers: servers(s1), Records: "www A 10.0.0.1\nout CNAME www.ecdsa.com.\nsub NS ns.sub\nns.sub A " + s2}
+	sub := siminternet.Zone{Name: "sub.corp.internal.", NameServers: []siminternet.NameServer{{Name: "ns.sub.corp.internal.", Addrs: servers(s2)}}, Records: "www A 10.0.0.2"}
+	port := func(a string) []netip.AddrPort { return []netip.AddrPort{netip.AddrPortFrom(ip(a), 53)} }
+	internal := siminternet.Zone{Name: "internal.", Servers: servers(s4), Records: "@ TXT public"}
+	bubble(t, zones{corp, sub, internal}, func(o *Options) {
+		o.Zones = []Zone{
+			{Name: dnsname.MustParse("corp.internal."), Servers: port(s1)},
+			{Name: dnsname.MustParse("fwd.example."), Servers: port(s3), Forward: true},
+			{Name: dnsname.MustParse("ecdsa.com."), Servers: port(s3), Forward: true, View: 3},
+			{Name: dnsname.MustParse("first.example."), Servers: port("192.0.2.200"), Forward: true, First: true},
+		}
+	}, func(r *rig) {
+		// A server that refuses the root still lets the stub's zone be resolved, and what it delegates.
+		r.want("www.corp.internal.", typeA, "NOERROR", "www.corp.internal. A 10.0.0.1")
+		r.want("www.sub.corp.internal.", typeA, "NOERROR", "www.sub.corp.internal. A 10.0.0.2")
+		r.want("nx.corp.internal.", typeA, "NXDOMAIN")
+		r.want("out.corp.internal.", typeA, "NOERROR", "out.corp.internal. CNAME www.ecdsa.com.", "www.ecdsa.com. A 198.18.0.2")
+	})
+	forwarder := siminternet.Zone{Name: "holder.lab.", Servers: servers(s3)}
+	bubble(t, zones{forwarder}, func(o *Options) {
+		o.Zones = []Zone{
+			{Name: dnsname.MustParse("fwd.example."), Servers: port(s3), Forward: true},
+			{Name: dnsname.MustParse("ecdsa.com."), Servers: port(s3), Forward: true, View: 3},
+			{Name: dnsname.MustParse("rsa.org."), Servers: port("192.0.2.200"), Forward: true, First: true},
+		}
+	}, func(r *rig) {
+		r.hook(s3, func(q siminternet.Query) *siminternet.Reply {
+			if !q.Msg.RecursionDesired || !q.Msg.CheckingDisabled {
+				return say(q, false, 5, "", "", "")
+			}
+			name := strings.Fields(asked(q))[0]
+			if strings.HasPrefix(name, "nx") {
+				return say(q, false, 3, "", "", "")
+			}
+			if strings.HasPrefix(name, "alias") {
+				return say(q, false, 0, name+" CNAME www.ecdsa.com.\nwww.ecdsa.com. A 203.0.113.66", "com. NS ns.evil.lab.", "")
+			}
+			return say(q, false, 0, name+" A 10.9.9.9", "fwd.example. NS ns.evil.lab.", "ns.evil.lab. A 203.0.113.66")
+		})
+		r.want("a.b.c.fwd.example.", typeA, "NOERROR", "a.b.c.fwd.example. A 10.9.9.9")
+		if n := r.sent(nil); n != 1 {
+			t.Errorf("%d questions:\n%s", n, r.log())
+		}
+		r.want("nx.fwd.example.", typeA, "NXDOMAIN")
+		// What a forwarder says is believed within its zone, and delegates nothing.
+		r.want("alias.fwd.example.", typeA, "NOERROR", "alias.fwd.example. CNAME www.ecdsa.com.", "www.ecdsa.com. A 198.18.0.2")
+		if zone, _, _, ok := r.opts.RRsets.Delegation(dnsname.MustParse("x.fwd.example."), 0, now()); ok && zone == dnsname.MustParse("fwd.example.") {
+			t.Error("a forwarder delegated a zone")
+		}
+		// Another view is another tree, in the cache too.
+		q := ask("www.ecdsa.com.", typeA)
+		q.View = 3
+		if out, err := r.ask(q); err != nil || answerText(out)[0] != "www.ecdsa.com. A 10.9.9.9" {
+			t.Errorf("in the view: %v, %q", err, answerText(out))
+		}
+		r.want("www.ecdsa.com.", typeA, "NOERROR", "www.ecdsa.com. A 198.18.0.2")
+		// Forward first: iterated when the forwarder is dead.
+		r.want("www.rsa.org.", typeA, "NOERROR", "www.rsa.org. A 198.18.2.1")
+	})
+}
+
+// Again asks, though the cache knows, and elsewhere if told so.
+func TestAgain(t *testing.T) {
+	bubble(t, zones{leafZone("leaf.lab.", "")}, nil, func(r *rig) {
+		out, err := r.ask(ask("www.leaf.lab.", typeA))
+		if err != nil || len(out.Servers) != 1 || out.Cached {
+			t.Fatalf("%v, %+v", err, out)
+		}
+		again, err := r.it.Again(context.Background(), query.NewTree(now(), query.Budget{}), ask("www.leaf.lab.", typeA), out.Servers)
+		if err != nil || len(again.Servers) != 1 || again.Servers[0] == out.Servers[0] {
+			t.Errorf("%v; asked %v, then %v", err, out.Servers, again.Servers)
+		}
+		out, err = r.ask(ask("www.leaf.lab.", typeA))
+		if err != nil || !out.Cached || len(out.Servers) != 0 || out.Zone != dnsname.MustParse("leaf.lab.") {
+			t.Errorf("from the cache: %v, %+v", err, out)
+		}
+	})
+}
+
+// A38 and RFC 8109: priming, with and without addresses in the answer, and when the hints are all that works.
+func TestPriming(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		b    func(q siminternet.Query) *siminternet.Reply
+	}{
+		{"good", func(q siminternet.Query) *siminternet.Reply { return nil }},
+		{"no addresses", func(q siminternet.Query) *siminternet.Reply {
+			if asked(q) == ". NS" {
+				m := q.Answer()
+				m.Extra = nil
+				return &siminternet.Reply{Msg: m}
+			}
+			return nil
+		}},
+		{"refused", func(q siminternet.Query) *siminternet.Reply {
+			if asked(q) == ". NS" {
+				return say(q, false, 5, "", "", "")
+			}
+			return nil
+		}},
+		{"other servers", func(q siminternet.Query) *siminternet.Reply {
+			if asked(q) == ". NS" {
+				return say(q, true, 0, ". NS new.example.", "", "new.example. A 127.53.0.2\nevil.example. A 203.0.113.66")
+			}
+			return nil
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, nil, func(o *Options) { o.Prime = true }, func(r *rig) {
+				r.hook("127.53.0.1", c.b)
+				r.hook("127.53.0.2", c.b)
+				r.want("www.rsa.org.", typeA, "NOERROR", "www.rsa.org. A 198.18.2.1")
+				r.want("www.host.lab.", typeA, "NOERROR", "www.host.lab. A 198.18.5.5")
+				primes := r.sent(func(e siminternet.LogEntry) bool { return e.Is(".", dns.TypeNS) })
+				if primes < 1 || primes > 2 {
+					t.Errorf("%d priming questions", primes)
+				}
+			})
+		})
+	}
+}
+
+// Many questions at once, some the same: for the race detector, and for goroutines left behind.
+func TestConcurrent(t *testing.T) {
+	bubble(t, nil, func(o *Options) { o.Prime = true }, func(r *rig) {
+		var wg sync.WaitGroup
+		for i, e := range siminternet.Expect() {
+			for range 3 {
+				wg.Go(func() {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(1+i%5)*100*time.Millisecond)
+					defer cancel()
+					if i%2 == 0 {
+						ctx = context.Background()
+					}
+					out, err := r.it.Resolve(ctx, query.NewTree(now(), query.Budget{}), ask(e.Name, e.Type))
+					if err != nil {
+						if i%2 == 0 {
+							t.Errorf("%s: %v", e.Name, err)
+						}
+						return
+					}
+					got := answerText(out)
+					slices.Sort(got)
+					if !slices.Equal(got, e.Answer) {
+						t.Errorf("%s: %q", e.Name, got)
+					}
+				})
+			}
+		}
+		wg.Wait()
+	})
+}
+
+func TestMinimiser(t *testing.T) {
+	steps := func(zone, name string) (out []string) {
+		m := minimiser{zone: dnsname.MustParse(zone), name: dnsname.MustParse(name), at: dnsname.MustParse(zone)}
+		for range 130 {
+			m.step()
+			out = append(out, m.at.String())
+			if m.at == m.name {
+				return out
+			}
+		}
+		t.Fatal("no end")
+		return nil
+	}
+	for _, c := range []struct{ zone, name, want string }{
+		{".", "a.b.c.", "c. b.c. a.b.c."},
+		{"c.", "c.", "c."},
+		{"c.", "_443._tcp.www.c.", "www.c. _443._tcp.www.c."},
+		{"c.", "_dmarc.c.", "_dmarc.c."},
+		{"ip6.arpa.", strings.Repeat("1.", 32) + "ip6.arpa.", "8 12 14 16 32"},
+		{".", strings.Repeat("l.", 127), "1 2 3 4 25 46 67 87 107 127"},
+		{".", strings.Repeat("l.", 11), "1 2 3 4 6 7 8 9 10 11"},
+	} {
+		got := steps(c.zone, c.name)
+		if c.want[0] >= '0' && c.want[0] <= '9' {
+			for i, n := range got {
+				l := dnsname.MustParse(n).Labels()
+				if c.zone == "ip6.arpa." {
+					l -= 2
+				}
+				got[i] = fmt.Sprint(l)
+			}
+		}
+		if g := strings.Join(got, " "); g != c.want {
+			t.Errorf("%s from %s: %s, want %s", c.name, c.zone, g, c.want)
+		}
+	}
+}
+
+func TestHints(t *testing.T) {
+	if h := DefaultHints(); len(h) != 13 || len(newHintSet(h).all) != 26 {
+		t.Errorf("%d built-in servers", len(h))
+	}
+	h, err := ParseHints(". 3600 IN NS a.root.\n. NS b.root.\na.root. A 192.0.2.1\na.root. AAAA 2001:db8::1\nb.root. A 192.0.2.2\nc.root. A 192.0.2.3\n", "f")
+	if err != nil || len(h) != 2 || len(h[0].Addrs) != 2 || h[1].Addrs[0] != ip("192.0.2.2") {
+		t.Errorf("%v, %v", h, err)
+	}
+	for _, bad := range []string{"", ". NS a.root.", "a.root. A 192.0.2.1", "x NS", ". NS a.\na. A 1.2.3"} {
+		if _, err := ParseHints(bad, "hints.txt"); err == nil || !strings.Contains(err.Error(), "hints.txt") {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// FuzzClassify reads any message as an answer to one of a few questions: nothing outside the zone, nothing
+// that was not asked for, and always an end.
+func FuzzClassify(f *testing.F) {
+	add := func(zone, name string, build func(m *dns.Msg)) {
+		m := new(dns.Msg).SetQuestion(name, dns.TypeA)
+		m.Response = true
+		build(m)
+		wire, err := m.Pack()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(wire, zone, name, uint16(dns.TypeA), false)
+	}
+	rr := func(s string) dns.RR {
+		r, err := dns.NewRR(s)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return r
+	}
+	add("leaf.lab.", "a.leaf.lab.", func(m *dns.Msg) {
+		m.Answer = []dns.RR{rr("a.leaf.lab. CNAME b.leaf.lab."), rr("b.leaf.lab. CNAME a.leaf.lab."), rr("b.leaf.lab. A 192.0.2.1")}
+	})
+	add("lab.", "a.leaf.lab.", func(m *dns.Msg) {
+		m.Ns = []dns.RR{rr("leaf.lab. NS ns.leaf.lab."), rr("leaf.lab. DS 1 13 2 00"), rr("x. NSEC y. A")}
+		m.Extra = []dns.RR{rr("ns.leaf.lab. A 192.0.2.1"), rr("other. A 192.0.2.1")}
+	})
+	add("lab.", "a.leaf.lab.", func(m *dns.Msg) { m.Answer = []dns.RR{rr("leaf.lab. DNAME x.leaf.lab.")} })
+	add("lab.", "a.leaf.lab.", func(m *dns.Msg) { m.Rcode = 3; m.Ns = []dns.RR{rr("lab. SOA a. b. 1 2 3 4 5")} })
+	f.Fuzz(func(t *testing.T, wire []byte, zoneText, nameText string, typ uint16, forwarder bool) {
+		zone, err1 := dnsname.Parse(zoneText)
+		name, err2 := dnsname.Parse(nameText)
+		m, err3 := query.ReadMessage(wire)
+		if err1 != nil || err2 != nil || err3 != nil || !name.IsWithin(zone) {
+			return
+		}
+		r := classify(m, zone, name, typ, forwarder)
+		if int(r.kind) >= len(kindNames) || len(r.chain) > 2*maxAliases+4 {
+			t.Fatalf("kind %d, %d in the chain", r.kind, len(r.chain))
+		}
+		at := name
+		for i := range r.chain {
+			s := &r.chain[i]
+			if !s.Name.IsWithin(zone) || s.Class != dnswire.ClassIN {
+				t.Fatalf("%v %d in an answer of %v", s.Name, s.Type, zone)
+			}
+			switch {
+			case s.Type == dnswire.TypeDNAME && at.Below(s.Name):
+			case s.Name != at:
+				t.Fatalf("%v stands where %v was to come", s.Name, at)
+			case s.Type == dnswire.TypeCNAME && i < len(r.chain)-1:
+				at = nameIn(dnswire.TypeCNAME, s.First())
+			}
+		}
+		for i := range r.proof {
+			if !r.proof[i].Name.IsWithin(zone) {
+				t.Fatalf("%v in a proof of %v", r.proof[i].Name, zone)
+			}
+		}
+		switch r.kind {
+		case kindReferral:
+			if !r.child.Below(zone) || !name.IsWithin(r.child) && !r.last.IsWithin(r.child) || r.ns.Type != dnswire.TypeNS || r.ns.Name != r.child {
+				t.Fatalf("referral from %v to %v for %v", zone, r.child, name)
+			}
+			for i := range r.glue {
+				if !bytes.Contains(r.ns.Data, []byte(r.glue[i].Name)) && !containsFolded(r.ns.Data, r.glue[i].Name) {
+					t.Fatalf("glue for %v", r.glue[i].Name)
+				}
+			}
+		case kindAnswer:
+			if len(r.chain) == 0 {
+				t.Fatal("an answer of nothing")
+			}
+		case kindNoData, kindNXDomain:
+			if r.soa != nil && (!r.soa.Name.IsWithin(zone) || !r.last.IsWithin(r.soa.Name)) {
+				t.Fatalf("SOA of %v about %v in %v", r.soa.Name, r.last, zone)
+			}
+		}
+	})
+}
+
+func containsFolded(data []byte, name dnsname.Name) bool {
+	for d := range query.RDatas(data) {
+		if nameIn(dnswire.TypeNS, d) == name {
+			return true
+		}
+	}
+	return false
+}
