@@ -1,0 +1,197 @@
+package rrcache
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"testing"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+var day = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// signed gives a set a signature that is well formed.
+func signed(set query.RRset) query.RRset {
+	sig := append(make([]byte, 18), name("example.")...)
+	set.Sigs = query.AppendRData(nil, append(sig, "not checked here"...))
+	return set
+}
+
+func filled() *Cache {
+	c := newCache(Options{MaxStale: time.Hour})
+	for i := range 3000 {
+		c.Put(0, query.Subnet{}, a(fmt.Sprintf("h%d.example.", i), 100, byte(i)), Put{}, at(0))
+	}
+	c.Put(3, query.Subnet{Family: 1, Bits: 20, Addr: [16]byte{192, 0, 16}}, with(signed(a("sub.example.", 1000, 7)), query.RankAnswer, query.Secure), Put{}, at(0))
+	c.Put(0, query.Subnet{}, with(a("brief.example.", 10, 7), query.RankAnswer, query.Bogus), Put{}, at(0))
+	c.Put(0, query.Subnet{}, nsSet("example.", 500, query.RankGlue, "ns.example."), Put{Granted: at(500 * s)}, at(0))
+	soa, proof := soaSet("example.", 400, 400), nsecSet("a.example.", "z.example.", 400)
+	soa.Sigs, proof.Sigs = nil, signed(proof).Sigs
+	c.PutNegative(key("gone.example.", 0), NXDomain, soa, []query.RRset{proof}, query.Secure, at(0))
+	c.PutNegative(key("h1.example.", dnswire.TypeMX), NoData, soa, nil, query.Secure, at(0))
+	return c
+}
+
+func TestDumpAndLoad(t *testing.T) {
+	var file bytes.Buffer
+	n, err := filled().Dump(&file, at(10*s), day)
+	if err != nil || n != 3004 {
+		t.Fatalf("%d entries, %v", n, err)
+	}
+	// Another process, whose instants mean nothing to the first, 30 s later.
+	boot := clock.Instant(50 * time.Second)
+	c := New(Options{Bytes: 1 << 20, Key: dnsname.NewKey([16]byte{99}), MaxStale: time.Hour})
+	c.Put(0, query.Subnet{}, a("h5.example.", 60, 250), Put{}, boot) // known already, as good
+	c.Put(0, query.Subnet{}, with(a("h6.example.", 60, 251), query.RankAnswer, query.Secure), Put{}, boot)
+	if n, err := c.Load(bytes.NewReader(file.Bytes()), boot, day.Add(30*s)); err != nil || n != 3003 {
+		t.Fatalf("loaded %d, %v", n, err)
+	}
+	for i := range 3000 {
+		got, f := c.Get(key(fmt.Sprintf("h%d.example.", i), dnswire.TypeA), boot)
+		if i == 6 {
+			if got.First()[3] != 251 {
+				t.Error("better live data was replaced")
+			}
+			continue
+		}
+		if !f.OK || got.First()[3] != byte(i) || got.TTL != 60 || got.Status != query.Unchecked || got.Rank != query.RankAnswer {
+			t.Fatalf("h%d: %+v %+v", i, got, f)
+		}
+	}
+	sub := Key{name("sub.example."), dnswire.TypeA, 1, 3, query.Subnet{Family: 1, Bits: 20, Addr: [16]byte{192, 0, 16}}}
+	if got, f := c.Get(sub, boot); !f.OK || got.Status != query.Unchecked || got.Rank != query.RankAnswer || got.TTL != 960 || len(got.Sigs) == 0 {
+		t.Errorf("a status or rank from a file: %+v %+v", got, f)
+	}
+	if z, _, granted, ok := c.Delegation(name("x.example."), 0, boot); !ok || z != name("example.") || granted > boot.Add(460*s) {
+		t.Errorf("cut %v until %v, %v", z, granted, ok)
+	}
+	_, f := c.Get(key("gone.example.", dnswire.TypeTXT), boot)
+	if !f.OK || f.Negative.Kind != NXDomain || f.Negative.Status != query.Unchecked || f.Negative.TTL != 360 || len(f.Negative.Proof) != 1 || f.Negative.Proof[0].Name != name("a.example.") {
+		t.Errorf("%+v", f)
+	}
+	if _, _, ok := c.NXCut(name("x.gone.example."), 0, boot); ok {
+		t.Error("a denial from a file counts as Secure")
+	}
+	if _, f := c.Get(key("h1.example.", dnswire.TypeMX), boot); f.Negative.Kind != NoData {
+		t.Errorf("%+v", f)
+	}
+
+	// Later, what has ended comes back as stale at most, a delegation not at all.
+	c = newCache(Options{MaxStale: 10 * time.Minute})
+	if _, err := c.Load(bytes.NewReader(file.Bytes()), at(0), day.Add(500*s)); err != nil {
+		t.Fatal(err)
+	}
+	if _, f := c.Get(key("h1.example.", dnswire.TypeA), at(0)); !f.Stale {
+		t.Errorf("%+v", f)
+	}
+	if _, _, _, ok := c.Delegation(name("x.example."), 0, at(0)); ok {
+		t.Error("a grant that ended holds")
+	}
+	for _, wrong := range []time.Duration{-time.Hour, 48 * time.Hour} {
+		c := newCache(Options{})
+		if n, _ := c.Load(bytes.NewReader(file.Bytes()), at(0), day.Add(wrong)); n != 0 {
+			t.Errorf("%v off: loaded %d", wrong, n)
+		}
+	}
+}
+
+// Bad files give an error that says so; what stands before the damage may be used.
+func TestLoadRefusesDamage(t *testing.T) {
+	var file bytes.Buffer
+	if _, err := filled().Dump(&file, at(0), day); err != nil {
+		t.Fatal(err)
+	}
+	good := file.Bytes()
+	load := func(b []byte) (int, error) { return newCache(Options{}).Load(bytes.NewReader(b), at(0), day) }
+	for cut := 0; cut < len(good); cut += 997 {
+		if _, err := load(good[:cut]); !errors.Is(err, ErrDump) {
+			t.Fatalf("cut at %d of %d: %v", cut, len(good), err)
+		}
+	}
+	for i := 17; i < len(good); i += 991 {
+		bad := bytes.Clone(good)
+		bad[i] ^= 0x10
+		if _, err := load(bad); !errors.Is(err, ErrDump) {
+			t.Fatalf("byte %d changed: %v", i, err)
+		}
+	}
+	fail := errors.New("disk")
+	if _, err := filled().Dump(failing{fail}, at(0), day); !errors.Is(err, fail) {
+		t.Errorf("%v", err)
+	}
+}
+
+type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
+
+// seal makes a dump of one block.
+func seal(block []byte) []byte {
+	b := append([]byte(dumpMagic), dumpVersion)
+	b = binary.BigEndian.AppendUint64(b, uint64(day.UnixNano()))
+	b = binary.BigEndian.AppendUint32(b, uint32(len(block)))
+	b = binary.BigEndian.AppendUint32(b, crc32.Checksum(block, castagnoli))
+	b = append(b, block...)
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// FuzzLoad reads blocks whose checksum is right: neither reading them nor what they leave behind panics, and
+// what was loaded survives another dump.
+func FuzzLoad(f *testing.F) {
+	var file bytes.Buffer
+	small := newCache(Options{})
+	small.Put(0, query.Subnet{}, signed(a("h.example.", 100, 1)), Put{}, at(0))
+	small.Put(0, query.Subnet{}, nsSet("example.", 500, query.RankGlue, "ns.example."), Put{Granted: at(500 * s)}, at(0))
+	soa := soaSet("example.", 400, 400)
+	soa.Sigs = nil
+	small.PutNegative(key("gone.example.", 0), NXDomain, soa, []query.RRset{signed(nsecSet("a.example.", "z.example.", 400))}, query.Secure, at(0))
+	if _, err := small.Dump(&file, at(0), day); err != nil {
+		f.Fatal(err)
+	}
+	const head = len(dumpMagic) + 9 + 8
+	f.Add(file.Bytes()[head : file.Len()-8])
+	f.Add([]byte{})
+	c := newCache(Options{MaxStale: time.Hour}) // one for all: mapped memory is never unmapped
+	f.Fuzz(func(t *testing.T, block []byte) {
+		c.Clear()
+		n, err := c.Load(bytes.NewReader(seal(block)), at(0), day)
+		if err != nil && !errors.Is(err, ErrDump) {
+			t.Fatal(err)
+		}
+		var keys []Key
+		c.table.Walk(func(p []byte, _ uint64) bool {
+			kind, k, _, ok := readKey(p)
+			if !ok {
+				t.Fatalf("payload %x", p)
+			}
+			if kind == kindNX {
+				k.Type = dnswire.TypeA
+			}
+			keys = append(keys, k)
+			return false
+		})
+		if len(keys) > n {
+			t.Fatalf("%d entries, %d reported", len(keys), n)
+		}
+		for _, k := range keys {
+			c.Get(k, at(0))
+			c.Delegation(k.Name, k.View, at(0))
+			c.NXCut(k.Name, k.View, at(0))
+		}
+		var again bytes.Buffer
+		m, err := c.Dump(&again, at(0), day)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.Load(&again, at(0), day); err != nil || got > m {
+			t.Fatalf("dumped %d, loaded %d, %v", m, got, err)
+		}
+	})
+}
