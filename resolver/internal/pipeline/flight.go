@@ -66,7 +66,56 @@ func (f *flight) add(w *waiter) {
 
 // Resolve answers q, waiting in a flight for what it needs. See listen.Handler.
 func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
-	p.wait(&waiter{q: q, reply: reply})
+	if p.o.Outstanding != nil && q.Client.Kind == query.Stranger && !q.Client.Unlimited {
+		source := q.Source.Addr()
+		if !p.enter(source) {
+			q.Outcome.Refused = query.RefuseOutstanding
+			p.drop(&waiter{q: q, reply: reply})
+			return
+		}
+		inner := reply
+		reply = func(response []byte) { p.leave(source); inner(response) }
+	}
+	w := &waiter{q: q, reply: reply}
+	if q.Turn.Stage == query.StageData {
+		p.wait(w)
+		return
+	}
+	// The client's own rules have to be compiled first; then it may well be answered from the caches.
+	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
+		p.busy(w)
+		return
+	}
+	go func() {
+		defer p.running.Done()
+		defer p.inFlight.Add(-1)
+		var err error
+		p.guard(query.NewTree(clock.Elapsed(), p.o.Budget()), q.Question, &err, func(ctx context.Context) error {
+			p.o.Policy.Prepare(ctx, q)
+			return nil
+		})
+		p.end(w, nil)
+	}()
+}
+
+// enter counts a stranger's waiting query, or reports that it has too many.
+func (p *Pipeline) enter(a netip.Addr) bool {
+	limit := p.o.Outstanding()
+	p.outMu.Lock()
+	defer p.outMu.Unlock()
+	if limit > 0 && p.outstanding[a] >= limit {
+		return false
+	}
+	p.outstanding[a]++
+	return true
+}
+
+func (p *Pipeline) leave(a netip.Addr) {
+	p.outMu.Lock()
+	defer p.outMu.Unlock()
+	if p.outstanding[a]--; p.outstanding[a] == 0 {
+		delete(p.outstanding, a)
+	}
 }
 
 func (p *Pipeline) shard(question *query.Question) *flightShard {
@@ -100,10 +149,7 @@ func (p *Pipeline) wait(w *waiter) {
 	}
 	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
 		s.mu.Unlock()
-		w.q.Outcome.Refused = query.RefuseBusy
-		var out [dnswire.HeaderLen + 255 + 4 + 256]byte
-		n := p.o.Render.Error(w.q, dnswire.RCodeServFail, edeNoReachable, "too many questions are being resolved", out[:])
-		p.respond(w, out[:n], 0)
+		p.busy(w)
 		return
 	}
 	f := &flight{}
@@ -112,6 +158,14 @@ func (p *Pipeline) wait(w *waiter) {
 	p.waiting.Add(1)
 	s.mu.Unlock()
 	go p.fly(s, question, f)
+}
+
+// busy turns away a query for which there is no room.
+func (p *Pipeline) busy(w *waiter) {
+	w.q.Outcome.Refused = query.RefuseBusy
+	var out [dnswire.HeaderLen + 255 + 4 + 256]byte
+	n := p.o.Render.Error(w.q, dnswire.RCodeServFail, edeNoReachable, "too many questions are being resolved", out[:])
+	p.respond(w, out[:n], 0)
 }
 
 // launch counts a goroutine that resolves, unless the pipeline is closed.
@@ -166,21 +220,31 @@ func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 	}
 }
 
-// fetch calls the Fetcher; a panic below becomes an error, counted and logged.
-func (p *Pipeline) fetch(tree *query.Tree, question query.Question) (have *fetched) {
+// fetch calls the Fetcher.
+func (p *Pipeline) fetch(tree *query.Tree, question query.Question) *fetched {
+	have := &fetched{}
+	p.guard(tree, question, &have.err, func(ctx context.Context) (err error) {
+		have.entry, err = p.o.Fetch.Fetch(ctx, tree, question)
+		if err == nil && have.entry.IsZero() {
+			err = fmt.Errorf("resolving %s brought nothing", question.Name)
+		}
+		return err
+	})
+	return have
+}
+
+// guard calls f with a context that ends with tree's deadline; a panic below becomes an error, counted and
+// logged.
+func (p *Pipeline) guard(tree *query.Tree, question query.Question, err *error, f func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(p.ctx, tree.Deadline.Sub(clock.Elapsed()))
 	defer cancel()
 	defer func() {
 		if v := recover(); v != nil {
 			p.recovered(question, v)
-			have = &fetched{err: fmt.Errorf("internal error while resolving %s", question.Name)}
+			*err = fmt.Errorf("internal error while resolving %s", question.Name)
 		}
 	}()
-	e, err := p.o.Fetch.Fetch(ctx, tree, question)
-	if err == nil && e.IsZero() {
-		err = fmt.Errorf("resolving %s brought nothing", question.Name)
-	}
-	return &fetched{e, err}
+	*err = f(ctx)
 }
 
 // end takes a query on with what its flight brought: a response, or the next question.
@@ -238,6 +302,8 @@ func (p *Pipeline) refresh(question query.Question) {
 	go func() {
 		defer p.running.Done()
 		defer p.inFlight.Add(-1)
-		p.fetch(query.NewTree(clock.Elapsed(), p.o.Budget()), question)
+		tree := query.NewTree(clock.Elapsed(), p.o.Budget())
+		var err error // what cannot be refreshed is served until it ends
+		p.guard(tree, question, &err, func(ctx context.Context) error { return p.o.Fetch.Refresh(ctx, tree, question) })
 	}()
 }

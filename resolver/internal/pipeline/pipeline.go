@@ -19,6 +19,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
@@ -44,8 +45,11 @@ type (
 	}
 
 	// A Policy judges. Question judges q.Turn.Current, Answer what came back for it; sofar is what Question
-	// said.
+	// said. Neither may be called before the client's own rules are compiled: Ready says whether they are,
+	// Prepare compiles them and may take its time.
 	Policy interface {
+		Ready(q *query.Query) bool
+		Prepare(ctx context.Context, q *query.Query)
 		Question(q *query.Query) query.Verdict
 		Answer(q *query.Query, a *query.Answer, sofar query.Verdict) query.Verdict
 	}
@@ -65,6 +69,8 @@ type (
 	// about tree, not about the question.
 	Fetcher interface {
 		Fetch(ctx context.Context, tree *query.Tree, question query.Question) (settled.Entry, error)
+		// Refresh resolves anew what the caches still hold, and replaces it.
+		Refresh(ctx context.Context, tree *query.Tree, question query.Question) error
 	}
 
 	// A Renderer writes responses.
@@ -100,6 +106,9 @@ type Options struct {
 	InFlight func() int
 	// Waiters is how many queries may wait in all. Zero means ten for each question in flight.
 	Waiters func() int
+	// Outstanding is how many of a stranger's queries may wait at once, by address; read for each. Nil or
+	// zero means no limit.
+	Outstanding func() int
 	// ClientWaitUDP is how long after its arrival a UDP query is still answered. Zero means 5 s.
 	ClientWaitUDP time.Duration
 
@@ -119,6 +128,9 @@ type Pipeline struct {
 	flights [64]flightShard
 	inFlight, waiting,
 	panics atomic.Int64
+
+	outMu       sync.Mutex         // guards outstanding
+	outstanding map[netip.Addr]int // waiting queries of strangers
 
 	running sync.WaitGroup
 
@@ -148,7 +160,7 @@ func New(ctx context.Context, o Options) *Pipeline {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	p := &Pipeline{o: o, ctx: ctx}
+	p := &Pipeline{o: o, ctx: ctx, outstanding: make(map[netip.Addr]int)}
 	for i := range p.flights {
 		p.flights[i].m = make(map[query.Question]*flight)
 	}
@@ -255,6 +267,9 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 			return done, p.o.Render.Error(q, rcode, ede, "", out), 0
 		}
 		t.Stage = query.StageQuestion
+		if !p.o.Policy.Ready(q) {
+			return need, 0, 0
+		}
 	}
 	for {
 		if t.Stage == query.StageQuestion {

@@ -30,6 +30,9 @@ type stages struct {
 	answer                func(*query.Query, *query.Answer, query.Verdict) query.Verdict
 	fetch                 func(context.Context, *query.Tree, query.Question) (settled.Entry, error)
 
+	prepare  func()
+	prepared atomic.Bool
+
 	mu    sync.Mutex
 	cache map[query.Question]settled.Entry
 	local map[query.Question]settled.Entry
@@ -44,6 +47,8 @@ func call(f func(*query.Query) query.RefuseReason, q *query.Query) query.RefuseR
 func (s *stages) Early(q *query.Query) query.RefuseReason    { return call(s.early, q) }
 func (s *stages) Late(q *query.Query) query.RefuseReason     { return call(s.late, q) }
 func (s *stages) Identify(q *query.Query) query.RefuseReason { return call(s.identify, q) }
+func (s *stages) Ready(*query.Query) bool                    { return s.prepare == nil || s.prepared.Load() }
+func (s *stages) Prepare(context.Context, *query.Query)      { s.prepare(); s.prepared.Store(true) }
 func (s *stages) Question(q *query.Query) query.Verdict {
 	if s.question == nil {
 		return query.Verdict{}
@@ -71,6 +76,11 @@ func (s *stages) Fetch(ctx context.Context, tree *query.Tree, q query.Question) 
 		return address(q, "192.0.2.1"), nil
 	}
 	return s.fetch(ctx, tree, q)
+}
+
+func (s *stages) Refresh(ctx context.Context, tree *query.Tree, q query.Question) error {
+	_, err := s.Fetch(ctx, tree, q)
+	return err
 }
 
 func address(q query.Question, ip string) settled.Entry {
@@ -469,6 +479,68 @@ func TestRewritingWithoutEnd(t *testing.T) {
 	}
 	cancel()
 	p.Close()
+}
+
+// A client whose rules are not compiled yet waits for that, alone, and is answered by them.
+func TestRulesAreCompiledFirst(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
+	s := &stages{cache: map[query.Question]settled.Entry{question: address(question, "192.0.2.1")}}
+	prepared := 0
+	s.prepare = func() { prepared++ }
+	s.question = func(*query.Query) query.Verdict {
+		if !s.prepared.Load() {
+			t.Error("judged before the rules were compiled")
+		}
+		return query.Verdict{}
+	}
+	p := start(t, ctx, s, Options{})
+	w := p.NewWorker()
+	for range 3 {
+		if got := brief(ask(t, p, w, "www.example.", nil)); got != "NOERROR A=192.0.2.1" || prepared != 1 {
+			t.Errorf("%s, prepared %d times", got, prepared)
+		}
+	}
+	cancel()
+	p.Close()
+}
+
+func TestOutstandingOfOneStranger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stages{fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+			time.Sleep(time.Second)
+			return address(q, "192.0.2.1"), nil
+		}}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{Outstanding: func() int { return 3 }})
+		var mu sync.Mutex
+		count := map[string]int{}
+		send := func(i int, listed bool) {
+			q := advance(p, read(t, fmt.Sprintf("n%d.example.", i), nil))
+			if listed {
+				q.Client.Kind = query.Listed
+			}
+			p.Resolve(q, func(r []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				count[brief(message(t, r))]++
+			})
+		}
+		for i := range 10 {
+			send(i, false)
+			send(100+i, true)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		send(200, false) // there is room again
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if count["NOERROR A=192.0.2.1"] != 3+10+1 || count["silence"] != 7 {
+			t.Errorf("%v", count)
+		}
+		cancel()
+		p.Close()
+	})
 }
 
 type edeError struct{ error }

@@ -1,0 +1,163 @@
+package policy
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/filter"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/usercache"
+)
+
+// A rewriteSet finds the rewrite of a name: an exact one before the closest wildcard.
+type rewriteSet struct {
+	exact, below map[dnsname.Name]*rewrite
+}
+
+// A rewrite answers a name with given data.
+type rewrite struct {
+	text   string // for explanations
+	target dnsname.Name
+	flat   bool // the target's data is given to the name itself
+	rcode  uint16
+	ttl    uint32
+	synths map[uint16]*query.Synth // by type
+	empty  *query.Synth            // NODATA, or the RCODE
+}
+
+// newRewriteSet compiles rewrites; ttl is for those without one of their own. Those that cannot be used were
+// refused when they were stored; here they are left out.
+func newRewriteSet(rs []usercache.Rewrite, flat bool, ttl uint32) rewriteSet {
+	var s rewriteSet
+	for _, r := range rs {
+		if r.TTL == 0 {
+			r.TTL = ttl
+		}
+		c := &rewrite{text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, synths: make(map[uint16]*query.Synth)}
+		for _, rec := range r.Records {
+			c.add(rec)
+		}
+		c.empty = &query.Synth{RCode: c.rcode, TTL: r.TTL}
+		name, wild := strings.CutPrefix(r.Name, "*.")
+		n, err := dnsname.Parse(name)
+		if err != nil {
+			continue
+		}
+		to := &s.exact
+		if wild {
+			to = &s.below
+		}
+		if *to == nil {
+			*to = make(map[dnsname.Name]*rewrite)
+		}
+		(*to)[n] = c
+	}
+	return s
+}
+
+func (r *rewrite) add(rec string) {
+	switch strings.ToUpper(strings.TrimSpace(rec)) {
+	case "NXDOMAIN":
+		r.rcode = dnswire.RCodeNXDomain
+		return
+	case "REFUSED":
+		r.rcode = dnswire.RCodeRefused
+		return
+	case "NODATA":
+		return
+	}
+	rs, err := dnswire.ParseRecords(". "+rec+"\n", ".", "rewrite", r.ttl)
+	if err != nil || len(rs) != 1 {
+		return
+	}
+	d := rs[0]
+	if d.Type == dnswire.TypeCNAME {
+		dnsname.Fold(d.Data, d.Data)
+		r.target = dnsname.Name(d.Data)
+		return
+	}
+	s := r.synths[d.Type]
+	if s == nil {
+		s = &query.Synth{TTL: r.ttl, RRs: []query.RRset{{Type: d.Type, Class: dnswire.ClassIN, TTL: r.ttl}}}
+		r.synths[d.Type] = s
+	}
+	s.RRs[0].Data = query.AppendRData(s.RRs[0].Data, d.Data)
+}
+
+func (s *rewriteSet) find(n dnsname.Name) *rewrite {
+	if r := s.exact[n]; r != nil {
+		return r
+	}
+	if len(s.below) > 0 {
+		for p := n.Parent(); p != ""; p = p.Parent() {
+			if r := s.below[p]; r != nil {
+				return r
+			}
+		}
+	}
+	return nil
+}
+
+// verdict applies the rewrite to a question of the given type. Addresses, and the records that could carry
+// other addresses past them, are answered by the rewrite alone; other types are left to the name itself
+// unless the rewrite has them, or names another name.
+func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdict {
+	v := query.Verdict{Why: why}
+	v.Block.TTL = time.Duration(r.ttl) * time.Second
+	switch {
+	case r.target != "":
+		if r.target == n {
+			return query.Verdict{Kind: query.Allowed, Why: why} // a name that points at itself is let through
+		}
+		v.Target, v.Kind = r.target, query.Redirected
+		if r.flat {
+			v.Kind = query.Flattened
+		}
+	case r.rcode != 0:
+		v.Kind, v.Synth = query.Synthesised, r.empty
+	case r.synths[typ] != nil:
+		v.Kind, v.Synth = query.Synthesised, r.synths[typ]
+	case typ == dnswire.TypeA || typ == dnswire.TypeAAAA || typ == dnswire.TypeHTTPS || typ == dnswire.TypeSVCB || len(r.synths) == 0:
+		v.Kind, v.Synth = query.Synthesised, r.empty
+	default:
+		return query.Verdict{}
+	}
+	return v
+}
+
+// rewritten turns a $dnsrewrite result into a verdict.
+func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16, ttl uint32) query.Verdict {
+	a := m.Rewrite(r, typ)
+	switch {
+	case a.CNAME != "":
+		n, err := dnsname.Parse(a.CNAME)
+		if err != nil {
+			return v
+		}
+		v.Kind, v.Target, v.Block.TTL = query.Redirected, n, time.Duration(ttl)*time.Second
+	case a.RCode != 0 || len(a.Data) == 0:
+		v.Kind, v.Synth = query.Synthesised, &query.Synth{RCode: a.RCode, TTL: ttl}
+	default:
+		set := query.RRset{Type: typ, Class: dnswire.ClassIN, TTL: ttl}
+		for _, d := range a.Data {
+			rs, err := dnswire.ParseRecords(". "+dnswire.TypeText(typ)+" "+d+"\n", ".", "rule", ttl)
+			if err == nil && len(rs) == 1 {
+				set.Data = query.AppendRData(set.Data, rs[0].Data)
+			}
+		}
+		v.Kind, v.Synth = query.Synthesised, &query.Synth{TTL: ttl, RRs: []query.RRset{set}}
+	}
+	return v
+}
+
+// addressSynth answers with the addresses of hosts lines.
+func addressSynth(addrs []netip.Addr, typ uint16, ttl uint32) *query.Synth {
+	set := query.RRset{Type: typ, Class: dnswire.ClassIN, TTL: ttl}
+	for _, a := range addrs {
+		set.Data = query.AppendRData(set.Data, a.AsSlice())
+	}
+	return &query.Synth{TTL: ttl, RRs: []query.RRset{set}}
+}
