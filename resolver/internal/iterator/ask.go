@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -122,6 +123,7 @@ type step struct {
 	again    *attempt // to be made next
 
 	sends, timeouts, opinions int
+	triedTCP                  bool
 	done                      map[netip.AddrPort]bool // not to be asked any more
 	asked                     map[netip.AddrPort]manner
 	answered                  bool // by somebody, with whatever
@@ -184,7 +186,7 @@ func (s *step) next() (*attempt, error) {
 			})
 		}
 		if !ok {
-			return nil, nil
+			return s.lastResort(), nil
 		}
 		a := &attempt{Choice: c, manner: s.asked[c.Server], patience: c.Patience}
 		a.noEDNS = a.noEDNS || c.NoEDNS
@@ -194,6 +196,23 @@ func (s *step) next() (*attempt, error) {
 			return a, nil
 		}
 	}
+}
+
+// lastResort returns one attempt over TCP, when UDP brought nothing from anybody: some networks lose it all.
+func (s *step) lastResort() *attempt {
+	if s.triedTCP || s.answered || s.minimised || s.inFlight > 0 || s.timeouts < 2 || len(s.z.servers) == 0 {
+		return nil
+	}
+	s.triedTCP = true
+	a := &attempt{
+		Choice:   selection.Choice{Server: s.z.servers[rand.IntN(len(s.z.servers))], Patience: lateness},
+		manner:   manner{tcp: true},
+		patience: lateness, blamed: true, // silence over TCP adds nothing to what UDP has shown
+	}
+	if !s.admit(a) {
+		return nil
+	}
+	return a
 }
 
 // admit asks the tree whether the same question may go there again.
@@ -293,16 +312,15 @@ func (s *step) blame(a *attempt) {
 	s.timeouts++
 	if !a.Hurried {
 		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
-		s.r.it.families[familyOf(a.Server.Addr())].fails(now)
+		s.r.it.familyFails(a.Server.Addr(), now)
 	}
 	s.complain(a.Server, "timed out")
 	// Some drop what they do not understand: next time with less.
 	m := s.asked[a.Server]
 	switch {
-	case a.EDNS || a.noEDNS:
-	case !a.noOptions:
+	case !a.noOptions && !a.noEDNS:
 		m.noOptions = true
-	default:
+	case !a.EDNS:
 		m.noEDNS = true
 	}
 	s.asked[a.Server] = m
@@ -333,7 +351,7 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 	} else {
 		servers.Answered(now, a.Server, o.reply.RTT)
 	}
-	s.r.it.families[familyOf(a.Server.Addr())].works()
+	s.r.it.familyWorks(a.Server.Addr(), now)
 	if o.reply.CaseLost {
 		servers.Lacking(now, a.Server, selection.LackCase)
 	}
@@ -403,7 +421,7 @@ func (s *step) takeError(a *attempt, err error) error {
 	case errors.Is(err, query.ErrUnreachable):
 		now := clock.Elapsed()
 		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
-		s.r.it.families[familyOf(a.Server.Addr())].fails(now)
+		s.r.it.familyFails(a.Server.Addr(), now)
 		s.complain(a.Server, "is unreachable")
 	case errors.Is(err, query.ErrBusy):
 		s.complain(a.Server, "is busy with other questions")
@@ -464,8 +482,14 @@ func (s *step) learn(a *attempt, m *query.Message, res response, now clock.Insta
 	case a.noEDNS && !a.NoEDNS: // it would not answer with EDNS just now
 		servers.Lacking(now, a.Server, selection.LackEDNS)
 	}
-	if a.noOptions && !a.NoOptions && !a.noEDNS {
+	switch {
+	case a.noOptions && !a.NoOptions && !a.noEDNS:
 		servers.Lacking(now, a.Server, selection.LackOptions)
+	case !a.noOptions && !a.noEDNS && a.Doubted && m.EDNS:
+		servers.Able(now, a.Server, selection.LackOptions)
+	}
+	if a.tcp && !a.TCP {
+		servers.Lacking(now, a.Server, selection.LackUDP)
 	}
 	if a.Choice.Lame && !res.weak {
 		servers.Serves(a.Server, s.z.name)

@@ -269,9 +269,22 @@ func (r *response) refer(m *query.Message, zone dnsname.Name, typ uint16) {
 		r.kind = kindEmpty
 	default:
 		r.kind, r.child, r.ns = kindReferral, ns.Name, *ns
+		r.ns.Data, r.ns.Sigs = first(ns.Data, maxNames), nil
 		r.ds = find(m.Authority, ns.Name, dnswire.TypeDS)
 		r.keepGlue(m)
 	}
+}
+
+// first returns the first n records of an RRset's data.
+func first(data []byte, n int) []byte {
+	end := 0
+	for d := range query.RDatas(data) {
+		if n--; n < 0 {
+			break
+		}
+		end += 2 + len(d)
+	}
+	return data[:end:end]
 }
 
 // keepGlue takes the addresses of the delegation's servers. Whether to believe one depends on whose name it

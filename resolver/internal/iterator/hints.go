@@ -166,9 +166,11 @@ func (it *Iterator) enabled(fam int) bool {
 }
 
 // A family notices that no server of an address family can be reached, as on a host without IPv6, so that
-// not every question has to find out.
+// not every question has to find out. It takes a working other family to conclude that: ten dead servers in a
+// row are no proof that the whole of IPv4 is gone.
 type family struct {
 	failed atomic.Int32 // failures in a row
+	worked atomic.Int64 // a clock.Instant: the last answer
 	until  atomic.Int64 // a clock.Instant: the family is avoided till then
 }
 
@@ -177,12 +179,19 @@ const (
 	familyRest     = 60 * time.Second
 )
 
-func (f *family) works() { f.failed.Store(0) }
+func (it *Iterator) familyWorks(a netip.Addr, now clock.Instant) {
+	f := &it.families[familyOf(a)]
+	f.failed.Store(0)
+	f.worked.Store(int64(now))
+}
 
-func (f *family) fails(now clock.Instant) {
+func (it *Iterator) familyFails(a netip.Addr, now clock.Instant) {
+	f, other := &it.families[familyOf(a)], &it.families[1-familyOf(a)]
 	if f.failed.Add(1) >= familyFailures {
-		f.until.Store(int64(now.Add(familyRest)))
 		f.failed.Store(familyFailures / 2)
+		if worked := other.worked.Load(); worked != 0 && now.Sub(clock.Instant(worked)) < familyRest {
+			f.until.Store(int64(now.Add(familyRest)))
+		}
 	}
 }
 

@@ -49,6 +49,17 @@ func (it *Iterator) Again(ctx context.Context, tree *query.Tree, q query.Questio
 	return it.resolve(ctx, tree, q, true, avoid)
 }
 
+// Cached answers q from the cache alone, or reports that it cannot. With stale, data past its end will do, and
+// the result says so; its TTLs are then 0 where they have ended.
+func (it *Iterator) Cached(q query.Question, stale bool) (query.Unvalidated, bool) {
+	if q.Class != dnswire.ClassIN || q.Name == "" || metaType(q.Type) {
+		return query.Unvalidated{}, false
+	}
+	r := &run{it: it, q: q, offline: true, stale: stale}
+	out, err := r.resolve()
+	return out, err == nil
+}
+
 // An Exchange asks one server one question. Package exchange has it.
 type Exchange interface {
 	Ask(ctx context.Context, tree *query.Tree, a query.Ask) (query.Reply, error)
@@ -192,15 +203,17 @@ func metaType(typ uint16) bool {
 
 // A run resolves one question: the client's, or that for the address of a name server.
 type run struct {
-	it     *Iterator
-	ctx    context.Context
-	tree   *query.Tree
-	q      query.Question
-	fresh  bool // ask, though the cache knows
-	avoid  []netip.AddrPort
-	parent *run // which waits for this one; nil for the client's
-	depth  int
-	family *kin
+	it    *Iterator
+	ctx   context.Context
+	tree  *query.Tree
+	q     query.Question
+	fresh bool // ask, though the cache knows
+	avoid []netip.AddrPort
+	// offline: only the cache is used; stale: what it has past its end too.
+	offline, stale bool
+	parent         *run // which waits for this one; nil for the client's
+	depth          int
+	family         *kin
 
 	out query.Unvalidated
 }
@@ -289,9 +302,14 @@ func (r *run) name(name dnsname.Name) (response, error) {
 			return res, nil
 		}
 	}
+	if r.offline {
+		return response{}, errNotCached
+	}
 	r.out.Cached = false
 	return r.iterate(name, r.q.Type)
 }
+
+var errNotCached = errors.New("not in the cache")
 
 // iterate goes from the deepest known cut above name down to its zone.
 func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {

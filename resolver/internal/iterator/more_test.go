@@ -16,6 +16,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
 )
 
@@ -440,4 +441,146 @@ func containsFolded(data []byte, name dnsname.Name) bool {
 		}
 	}
 	return false
+}
+
+// What servers cannot do is remembered after it was seen twice, and spares the questions that found out.
+func TestAbilitiesAreRemembered(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		b    siminternet.Behaviour
+		edns bool // whether the question at the end has EDNS
+	}{
+		{"FORMERR to EDNS", siminternet.Behaviour{EDNS: siminternet.EDNSFormErr}, false},
+		{"NOTIMP to EDNS", siminternet.Behaviour{EDNS: siminternet.EDNSNotImp}, false},
+		{"drops EDNS", siminternet.Behaviour{EDNS: siminternet.EDNSDropped}, false},
+		{"FORMERR to options", siminternet.Behaviour{EDNS: siminternet.EDNSBadOptions}, true},
+		{"drops options", siminternet.Behaviour{EDNS: siminternet.EDNSDropsOptions}, true},
+		{"lower case", siminternet.Behaviour{LowerCase: true}, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
+				r.behave(s1, c.b)
+				for i := range 4 {
+					r.ResetLog()
+					r.want(fmt.Sprintf("a%d.one.lab.", i), typeA, "NOERROR", fmt.Sprintf("a%d.one.lab. A 198.51.100.1", i))
+				}
+				if log := r.Log(); len(log) != 1 || log[0].EDNS != c.edns {
+					t.Errorf("the fourth question:\n%s", r.log())
+				}
+				time.Sleep(61 * time.Minute)
+				r.behave(s1, siminternet.Behaviour{})
+				r.want("b.one.lab.", typeA, "NOERROR", "b.one.lab. A 198.51.100.1")
+				if log := r.Log(); !log[len(log)-1].EDNS || len(log[len(log)-1].Options) == 0 {
+					t.Errorf("an hour later:\n%s", r.log())
+				}
+			})
+		})
+	}
+}
+
+// A family of addresses that does not work here is soon left alone, and the other is not, however many of its
+// servers are dead.
+func TestUnusableFamily(t *testing.T) {
+	six := func(n int) netip.Addr { return ip(fmt.Sprintf("2001:db8::%d", n)) }
+	var zs zones
+	for i := range 30 {
+		zs = append(zs, siminternet.Zone{Name: fmt.Sprintf("z%d.lab.", i), NameServers: []siminternet.NameServer{{Name: "ns", Addrs: []netip.Addr{six(i + 1), ip(fmt.Sprintf("192.0.2.%d", i+1))}}}, Records: "www A 198.51.100.1"})
+	}
+	bubble(t, zs, nil, func(r *rig) {
+		r.net.Link = func(from, to netip.AddrPort) (time.Duration, bool) { return latency, to.Addr().Is6() }
+		slow := 0
+		for i := range 30 {
+			start := now()
+			r.want(fmt.Sprintf("www.z%d.lab.", i), typeA, "NOERROR", fmt.Sprintf("www.z%d.lab. A 198.51.100.1", i))
+			if now().Sub(start) > 200*time.Millisecond {
+				slow++
+			}
+		}
+		if slow > 12 {
+			t.Errorf("%d of 30 waited for IPv6", slow)
+		}
+		if r.it.families[ipv4].down(now()) {
+			t.Error("IPv4 is given up")
+		}
+	})
+	bubble(t, zs, nil, func(r *rig) { // nothing but IPv4 exists, and its servers are dead
+		for i := range 30 {
+			r.behave(fmt.Sprintf("192.0.2.%d", i+1), siminternet.Behaviour{Silent: true})
+		}
+		r.net.Link = func(from, to netip.AddrPort) (time.Duration, bool) { return latency, to.Addr().Is6() }
+		for i := range 10 {
+			r.fails(fmt.Sprintf("www.z%d.lab.", i), typeA, "timed out")
+		}
+		if r.it.families[ipv4].down(now()) {
+			t.Error("IPv4 is given up")
+		}
+	})
+}
+
+// UDP vanishes; TCP works.
+func TestOnlyTCPWorks(t *testing.T) {
+	bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
+		r.behave(s1, siminternet.Behaviour{Loss: 1})
+		for i := range 4 {
+			r.ResetLog()
+			r.want(fmt.Sprintf("a%d.one.lab.", i), typeA, "NOERROR", fmt.Sprintf("a%d.one.lab. A 198.51.100.1", i))
+		}
+		if log := r.Log(); len(log) != 1 || log[0].Transport != siminternet.TCP {
+			t.Errorf("the fourth question:\n%s", r.log())
+		}
+	})
+}
+
+func TestCached(t *testing.T) {
+	bubble(t, zones{leafZone("leaf.lab.", "alias CNAME www.x.lab."), {Name: "x.lab.", Servers: servers(s3), Records: "www 60 A 198.51.100.5", NegativeTTL: 60}}, nil, func(r *rig) {
+		r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 8 << 20, MaxStale: time.Hour})
+		r.it = New(r.opts)
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), true); ok {
+			t.Errorf("%q from nothing", answerText(out))
+		}
+		r.want("alias.leaf.lab.", typeA, "NOERROR", "alias.leaf.lab. CNAME www.x.lab.", "www.x.lab. A 198.51.100.5")
+		r.want("nx.x.lab.", typeA, "NXDOMAIN")
+		r.ResetLog()
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), false); !ok || out.Stale || len(out.Answer) != 2 {
+			t.Errorf("%v, %q", ok, answerText(out))
+		}
+		time.Sleep(61 * time.Second)
+		if _, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), false); ok {
+			t.Error("stale data, though not asked for")
+		}
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), true); !ok || !out.Stale || len(out.Answer) != 2 {
+			t.Errorf("stale: %v, %+v", ok, out)
+		}
+		if out, ok := r.it.Cached(ask("nx.x.lab.", typeA), true); !ok || !out.Stale || out.RCode != dnswire.RCodeNXDomain {
+			t.Errorf("stale: %v, %+v", ok, out)
+		}
+		if n := r.sent(nil); n != 0 {
+			t.Errorf("%d questions", n)
+		}
+	})
+}
+
+// A43, B25 and odd mixtures: some server is right.
+func TestServersDisagree(t *testing.T) {
+	bubble(t, zones{{Name: "mix.lab.", Servers: servers(s1, s2, s3, s4), Records: "www A 198.51.100.1"}}, nil, func(r *rig) {
+		garbage := func(q siminternet.Query) *siminternet.Reply {
+			if q.Msg.Question[0].Qtype == dns.TypeAAAA {
+				return &siminternet.Reply{Raw: [][]byte{[]byte("\x00\x01 not a message at all")}}
+			}
+			return nil
+		}
+		r.hook(s1, garbage)
+		r.hook(s2, garbage)
+		r.hook(s3, func(q siminternet.Query) *siminternet.Reply {
+			if q.Msg.Question[0].Qtype == dns.TypeAAAA {
+				return say(q, false, dns.RcodeServerFailure, "", "", "")
+			}
+			return nil
+		})
+		for range 3 {
+			r.forget()
+			r.want("www.mix.lab.", typeAAAA, "NOERROR")
+			r.want("www.mix.lab.", typeA, "NOERROR", "www.mix.lab. A 198.51.100.1")
+		}
+	})
 }

@@ -24,7 +24,11 @@ func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
 
 func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RRset, rrcache.Found) {
 	k := rrcache.Key{Name: name, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
-	return r.it.opts.RRsets.Get(k, clock.Elapsed())
+	s, found := r.it.opts.RRsets.Get(k, clock.Elapsed())
+	if found.Stale && r.stale {
+		found.OK, r.out.Stale = true, true
+	}
+	return s, found
 }
 
 // answers reports whether a set may be given to clients: glue may not.

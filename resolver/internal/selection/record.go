@@ -55,6 +55,7 @@ func (s *Selector) Lacking(now clock.Instant, server netip.AddrPort, l Lack) {
 		if r.strikes[l] < strikesNeeded {
 			r.strikes[l]++
 		}
+		r.abilities.Doubted = r.strikes[LackOptions] > 0
 		if r.strikes[l] == strikesNeeded || l == LackCase {
 			*r.ability(l) = true
 			r.lackedUntil[l] = now.Add(lackFor)
@@ -70,6 +71,7 @@ func (s *Selector) Able(now clock.Instant, server netip.AddrPort, l Lack) {
 	s.edit(now, server, func(r *record) {
 		r.strikes[l] = 0
 		*r.ability(l) = false
+		r.abilities.Doubted = r.strikes[LackOptions] > 0
 		if l == LackEDNS {
 			r.abilities.EDNS = true
 		}
@@ -94,6 +96,7 @@ func (r *record) expire(now clock.Instant) {
 	for l := range numLack {
 		if b := r.ability(l); *b && !now.Before(r.lackedUntil[l]) {
 			*b, r.strikes[l] = false, 0
+			r.abilities.Doubted = r.strikes[LackOptions] > 0
 		}
 	}
 }

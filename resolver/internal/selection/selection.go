@@ -73,6 +73,8 @@ type Choice struct {
 
 // Abilities are what was learned of a server's shortcomings, and that it understands EDNS.
 type Abilities struct {
+	// Doubted is true when there is evidence against options that is not yet believed.
+	Doubted bool
 	// EDNS is true once a response had an OPT record: failures are then not blamed on EDNS.
 	EDNS bool
 	// NoEDNS, NoOptions and NoCase: the server answers only without OPT, without EDNS options, without
