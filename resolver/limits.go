@@ -11,11 +11,15 @@ type (
 	LimitsOptions = limits.Options
 	LimitsError   = limits.Error
 	Machine       = limits.Machine
+	LiveLimits    = limits.Live
 )
 
 var (
 	// LimitsFor makes the table of limits for a machine.
 	LimitsFor = limits.For
+
+	// NewLiveLimits makes a table that can be changed while it is used.
+	NewLiveLimits = limits.NewLive
 
 	// LimitsByName finds a limit by the name operators use.
 	LimitsByName = limits.ByName

@@ -1,0 +1,187 @@
+package resolver
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/answercache"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/exchange"
+	"github.com/sluice-dns/sluice/resolver/internal/iterator"
+	"github.com/sluice-dns/sluice/resolver/internal/limits"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
+	"github.com/sluice-dns/sluice/resolver/internal/selection"
+	"github.com/sluice-dns/sluice/resolver/internal/validator"
+)
+
+// RecursionOptions steer iterative resolution; the zero value is the public tree over IPv4 and IPv6.
+type RecursionOptions struct {
+	// RootHints is the text of a root hints file (zone-file syntax); "" means the built-in ones. HintsFile
+	// names it in errors.
+	RootHints, HintsFile string
+	Prime                bool
+	NoIPv4, NoIPv6       bool
+	// UpstreamPort is where authoritative servers listen; 0 means 53.
+	UpstreamPort uint16
+	// DoNotQuery lists networks that are never asked, besides those of BuiltInDoNotQuery.
+	DoNotQuery        []netip.Prefix
+	BuiltInDoNotQuery bool
+	Minimise          Minimise
+	NoCase0x20        bool
+	LooseGlue         bool
+	UDPSize           uint16
+	Zones             []Zone
+	// Outgoing are the source addresses of upstream queries; none means that the kernel chooses.
+	Outgoing []netip.Addr
+	// QueryTimeout is how long one question may take; 0 means 8 s. ClientWaitUDP is how long after its
+	// arrival a UDP query is still answered; 0 means 5 s.
+	QueryTimeout, ClientWaitUDP time.Duration
+}
+
+// Words of packages inside, for those who fill in Options.
+type (
+	Minimise  = iterator.Minimise
+	Zone      = iterator.Zone
+	Transport = exchange.Transport
+	Name      = dnsname.Name
+)
+
+// QNAME minimisation modes, and what else callers need to fill in Options.
+const (
+	MinimiseRelaxed = iterator.Relaxed
+	MinimiseStrict  = iterator.Strict
+	MinimiseOff     = iterator.Off
+)
+
+// Dialing makes a Transport of a dial function such as that of an in-memory network.
+var Dialing = exchange.Dialing
+
+// ParseName reads a domain name in presentation form.
+func ParseName(s string) (Name, error) { return dnsname.Parse(s) }
+
+// CacheOptions bound what is kept. The size is the limit "cache".
+type CacheOptions struct {
+	MinTTL, MaxTTL, MaxNegativeTTL time.Duration
+	// MaxStale is how long expired data is kept for when servers cannot be reached (RFC 8767); 0 means not
+	// at all. StaleTTL is the TTL it is given with; 0 means 30 s.
+	MaxStale, StaleTTL time.Duration
+	NoPrefetch         bool
+}
+
+// An engine resolves questions: caches, iterator, validator. It implements what the pipeline wants of a
+// Fetcher and of Answers.
+type engine struct {
+	key      dnsname.Key
+	rrsets   *rrcache.Cache
+	answers  *answercache.Cache
+	servers  *selection.Selector
+	exchange *exchange.Exchange
+	iterator *iterator.Iterator
+	validate *validator.Validator
+}
+
+// answerShare is the part of the cache budget that answers get; RRsets get the rest, because answers can be
+// made again from them.
+const answerShare = 4
+
+func newEngine(o *Options) (*engine, error) {
+	e := &engine{key: dnsname.NewKey(o.NameKey)}
+	var seed [24]byte
+	if _, err := rand.Read(seed[:]); err != nil {
+		return nil, fmt.Errorf("reading random bytes: %w", err)
+	}
+	bytes := o.Limits.Value(limits.Cache)
+	e.answers = answercache.New(answercache.Options{
+		Bytes: bytes / answerShare, Seed: binary.LittleEndian.Uint64(seed[16:]),
+		MaxStale: o.Cache.MaxStale, NoPrefetch: o.Cache.NoPrefetch,
+	})
+	e.rrsets = rrcache.New(rrcache.Options{
+		Bytes: bytes - bytes/answerShare, Key: dnsname.NewKey([16]byte(seed[:16])),
+		MinTTL: o.Cache.MinTTL, MaxTTL: o.Cache.MaxTTL, MaxNegativeTTL: o.Cache.MaxNegativeTTL, MaxStale: o.Cache.MaxStale,
+	})
+	transport := o.Transport
+	if transport == nil {
+		var err error
+		if transport, err = exchange.NewSockets(exchange.SocketOptions{Sources: o.Recursion.Outgoing}); err != nil {
+			return nil, err
+		}
+	}
+	e.exchange = exchange.New(exchange.Options{Transport: transport, UDPSize: o.Recursion.UDPSize})
+	e.servers = selection.New(selection.Options{})
+	var hints []iterator.Hint // nil: the built-in ones
+	if o.Recursion.RootHints != "" {
+		var err error
+		if hints, err = iterator.ParseHints(o.Recursion.RootHints, o.Recursion.HintsFile); err != nil {
+			return nil, err
+		}
+	}
+	var never []netip.Prefix
+	if o.Recursion.BuiltInDoNotQuery {
+		never = iterator.DefaultDoNotQuery()
+	}
+	never = append(never, o.Recursion.DoNotQuery...)
+	if never == nil {
+		never = []netip.Prefix{} // none, rather than the iterator's default
+	}
+	e.iterator = iterator.New(iterator.Options{
+		RRsets: e.rrsets, Servers: e.servers, Exchange: e.exchange,
+		Hints: hints, Prime: o.Recursion.Prime,
+		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
+		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
+		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Zones: o.Recursion.Zones,
+	})
+	e.validate = validator.New(validator.Options{Full: !o.Answers.Minimal, Epoch: e.answers.Epoch})
+	return e, nil
+}
+
+// Fetch resolves a question, settles the answer and keeps it. An answer made wholly of cached data has been
+// asked for before, so it is worth a place among the settled answers; one just fetched is not yet: its RRsets
+// are kept, and most names are asked for once.
+func (e *engine) Fetch(ctx context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
+	u, err := e.iterator.Resolve(ctx, tree, q)
+	if err != nil {
+		return settled.Entry{}, err
+	}
+	return e.settle(ctx, tree, &u, u.Cached && !u.Stale)
+}
+
+// Refresh resolves anew a question whose answer is near its end, and keeps the answer.
+func (e *engine) Refresh(ctx context.Context, tree *query.Tree, q query.Question) error {
+	u, err := e.iterator.Again(ctx, tree, q, nil)
+	if err != nil {
+		return err
+	}
+	_, err = e.settle(ctx, tree, &u, true)
+	return err
+}
+
+func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalidated, keep bool) (settled.Entry, error) {
+	now := clock.Elapsed()
+	entry, err := e.validate.Validate(ctx, tree, u, now)
+	if err != nil {
+		return settled.Entry{}, err
+	}
+	if keep {
+		e.answers.Put(&u.Question, answercache.Hash(&e.key, &u.Question), entry, now)
+	}
+	return entry, nil
+}
+
+// Get looks a settled answer up.
+func (e *engine) Get(q *query.Question, now clock.Instant, buf []byte) (settled.Entry, bool, bool) {
+	entry, found := e.answers.Get(q, answercache.Hash(&e.key, q), buf, now)
+	if !found.OK || found.Stale {
+		return settled.Entry{}, false, false
+	}
+	return entry, found.Due && found.Claim(), true
+}
+
+// close ends what the engine holds open; nothing may be resolving any more.
+func (e *engine) close() { e.exchange.Close() }

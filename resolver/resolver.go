@@ -1,0 +1,365 @@
+// Package resolver is one recursive, filtering resolver: New builds it out of its parts, Run serves until its
+// context ends, Close gives everything back.
+//
+// It has no logic of its own. New reads top to bottom as the list of what a resolver consists of; each part is
+// a package in resolver/internal, whose package comment is its contract. The order in which a query meets them
+// stands in package pipeline.
+//
+// Sockets are given, not opened: the caller has the privileges, or an in-memory network for tests. User data
+// comes through a usercache.Cache, which somebody else keeps current; the resolver reads it and would run as
+// well from a file.
+package resolver
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/identify"
+	"github.com/sluice-dns/sluice/resolver/internal/limits"
+	"github.com/sluice-dns/sluice/resolver/internal/listen"
+	"github.com/sluice-dns/sluice/resolver/internal/listen/doh"
+	"github.com/sluice-dns/sluice/resolver/internal/listen/dot"
+	"github.com/sluice-dns/sluice/resolver/internal/listen/tcp"
+	"github.com/sluice-dns/sluice/resolver/internal/listen/udp"
+	"github.com/sluice-dns/sluice/resolver/internal/localdata"
+	"github.com/sluice-dns/sluice/resolver/internal/overload"
+	"github.com/sluice-dns/sluice/resolver/internal/pipeline"
+	"github.com/sluice-dns/sluice/resolver/internal/policy"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/render"
+	"github.com/sluice-dns/sluice/usercache"
+)
+
+// Options are what a resolver is built of. Limits, Users and Logger are needed; every other zero field means
+// the default stated on it, or off.
+type Options struct {
+	// NodeID answers id.server; "" gives no answer.
+	NodeID string
+	// Limits are the live limits of this machine.
+	Limits *LiveLimits
+	// NameKey keys the hashes of names in filter and caches: random, kept in the data directory.
+	NameKey [16]byte
+	// Users is everybody's settings.
+	Users *usercache.Cache
+	// Blob returns the bytes of a list or rule text by the SHA-256 of its content, or false while they are
+	// not there.
+	Blob func(sha256 [32]byte) ([]byte, bool)
+
+	Access    AccessOptions
+	Identify  IdentifyOptions
+	Recursion RecursionOptions
+	Cache     CacheOptions
+	Answers   AnswerOptions
+	Local     LocalOptions
+
+	Listeners Listeners
+	// Transport opens the ways to servers; nil means real sockets.
+	Transport Transport
+
+	// QueryLog is given an event for each query of a client whose settings allow it; nil means nobody is.
+	QueryLog func(*QueryEvent)
+	Logger   *slog.Logger
+}
+
+// AccessOptions say who may ask; see interface section "access".
+type AccessOptions struct {
+	Allow, Unlimited []netip.Prefix
+}
+
+// IdentifyOptions say how devices are recognised; see package identify.
+type IdentifyOptions struct {
+	ServerNames        []string
+	Relays, Dedicated  []netip.Prefix
+	DefaultDevice      map[netip.AddrPort]usercache.DeviceID
+	Stranger, WhenCold string
+}
+
+// AnswerOptions shape responses.
+type AnswerOptions struct {
+	MaxUDP  int
+	Minimal bool
+	EDE     bool
+}
+
+// LocalOptions say what is answered without asking anybody.
+type LocalOptions struct {
+	DefaultZones bool
+	Records      []LocalRecord
+	Version      string // answers version.server
+}
+
+// LocalRecord is one record of local data; ParseLocal makes them.
+type LocalRecord = dnswire.Record
+
+// ParseLocal reads a record "[TTL] TYPE RDATA" of the given owner.
+func ParseLocal(owner, record string) (LocalRecord, error) {
+	rs, err := dnswire.ParseRecords(owner+" "+record+"\n", ".", "local data", 3600)
+	switch {
+	case err != nil:
+		return LocalRecord{}, err
+	case len(rs) != 1:
+		return LocalRecord{}, fmt.Errorf("%q is %d records; write one as TYPE RDATA", record, len(rs))
+	}
+	return rs[0], nil
+}
+
+// Listeners are the sockets to serve, opened by the caller and closed by the resolver.
+type Listeners struct {
+	// UDP has one socket for each worker.
+	UDP           []net.PacketConn
+	TCP, DoT, DoH []net.Listener
+	// GetCertificate chooses the certificate of an encrypted connection; needed with DoT and DoH.
+	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	// DoHPath is where DoH is served; "" means /dns-query.
+	DoHPath string
+}
+
+// QueryEvent is what the query log learns of one query.
+type QueryEvent = query.Event
+
+// A Resolver answers DNS queries. It is safe for concurrent use.
+type Resolver struct {
+	o        Options
+	ctx      context.Context
+	cancel   context.CancelFunc
+	engine   *engine
+	policy   *policy.Policy
+	path     *pipeline.Pipeline
+	servers  []server
+	live     *liveLimits
+	changed  chan struct{} // of size one: the catalogue or the set of blobs has changed
+}
+
+// A server is a listener of any transport.
+type server interface {
+	Serve(ctx context.Context) error
+	Close() error
+}
+
+// New builds a resolver. It opens nothing and starts nothing but the workers of the path; Close is needed
+// even if Run is never called.
+func New(o Options) (_ *Resolver, err error) {
+	switch {
+	case o.Limits == nil:
+		return nil, errors.New("resolver: Options.Limits is needed")
+	case o.Users == nil:
+		return nil, errors.New("resolver: Options.Users is needed")
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	r := &Resolver{o: o, changed: make(chan struct{}, 1)}
+	r.ctx, r.cancel = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			r.cancel()
+		}
+	}()
+
+	if r.engine, err = newEngine(&o); err != nil {
+		return nil, err
+	}
+	var except []Name
+	for _, z := range o.Recursion.Zones {
+		except = append(except, z.Name)
+	}
+	local, err := localdata.New(localdata.Options{
+		Zones: o.Local.DefaultZones, Except: except, Records: o.Local.Records, NodeID: o.NodeID, Version: o.Local.Version,
+	})
+	if err != nil {
+		return nil, err
+	}
+	r.policy = policy.New(policy.Options{
+		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
+	})
+	gate := overload.New(overload.Options{
+		Allow: o.Access.Allow, Unlimited: o.Access.Unlimited, Seed: r.engine.key.K0,
+		Rate: func() int { return int(o.Limits.Value(limits.ClientRate)) },
+	})
+	ident := identify.New(identify.Options{
+		Directory: directory{o.Users}, ServerNames: o.Identify.ServerNames,
+		Relays: o.Identify.Relays, Dedicated: o.Identify.Dedicated, DefaultDevice: o.Identify.DefaultDevice,
+		Stranger: o.Identify.Stranger, WhenCold: o.Identify.WhenCold,
+	})
+	r.path = pipeline.New(r.ctx, pipeline.Options{
+		Gate: gate, Identify: ident, Policy: r.policy, Local: local, Answers: r.engine, Fetch: r.engine,
+		Render: render.New(render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE}),
+		Budget: func() query.Budget {
+			return query.Budget{
+				Time:    o.Recursion.QueryTimeout,
+				Queries: int(o.Limits.Value(limits.TreeQueries)), FailedValidations: int(o.Limits.Value(limits.TreeFailedValidations)),
+			}
+		},
+		InFlight:      func() int { return int(o.Limits.Value(limits.InFlight)) },
+		Outstanding:   func() int { return int(o.Limits.Value(limits.ClientOutstanding)) },
+		ClientWaitUDP: o.Recursion.ClientWaitUDP,
+		Log:           queryLog(o.QueryLog), Observe: o.QueryLog,
+		Logger: o.Logger,
+	})
+	r.live = newLiveLimits(o.Limits)
+	if r.servers, err = r.newListeners(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// newListeners makes the servers of all transports.
+func (r *Resolver) newListeners() (servers []server, err error) {
+	l, live := &r.o.Listeners, r.live
+	exempt := func(a netip.Addr) bool {
+		for _, p := range r.o.Access.Unlimited {
+			if p.Contains(a.Unmap()) {
+				return true
+			}
+		}
+		return false
+	}
+	for _, g := range live.gates[query.TCP:] {
+		g.Exempt = exempt
+	}
+	if len(l.UDP) > 0 {
+		s, err := udp.New(udp.Options{Conns: l.UDP, Handler: r.path})
+		if err != nil {
+			return nil, err
+		}
+		servers = append(servers, s)
+	}
+	desks := listen.NewDesks(r.path, int(r.o.Limits.Value(limits.Workers)))
+	common := func(n net.Listener, transport query.Transport) tcp.Options {
+		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Desks: desks}
+	}
+	for _, n := range l.TCP {
+		servers = append(servers, tcp.New(common(n, query.TCP)))
+	}
+	for _, n := range l.DoT {
+		servers = append(servers, dot.New(dot.Options{Options: common(n, query.DoT), GetCertificate: l.GetCertificate, Handshakes: &live.handshakes}))
+	}
+	for _, n := range l.DoH {
+		servers = append(servers, doh.New(doh.Options{
+			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath,
+			GetCertificate: l.GetCertificate, Handshakes: &live.handshakes,
+		}))
+	}
+	return servers, nil
+}
+
+// Run serves until ctx ends, then drains: no more is received, and what is being answered gets a few seconds.
+// It returns nil after a drain, otherwise what failed.
+func (r *Resolver) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, s := range r.servers {
+		g.Go(func() error { return s.Serve(ctx) })
+	}
+	g.Go(func() error { return r.policy.Run(ctx) })
+	g.Go(func() error { r.live.run(ctx, r.o.Logger); return nil })
+	err := g.Wait()
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// Close ends everything at once and waits for it.
+func (r *Resolver) Close() error {
+	for _, s := range r.servers {
+		s.Close()
+	}
+	r.cancel()
+	r.path.Close()
+	r.engine.close()
+	return nil
+}
+
+// queryLog says which queries are logged: those of users whose settings allow more than counters.
+func queryLog(to func(*QueryEvent)) func(q *query.Query) query.After {
+	if to == nil {
+		return nil
+	}
+	return func(q *query.Query) query.After {
+		if q.Client.Kind == query.Identified && q.Client.Profile.Log < usercache.LogNoClient {
+			return 0
+		}
+		return query.AfterLog
+	}
+}
+
+// catalogueChanged returns a channel that is sent to when the catalogue or the set of blobs has changed.
+func (r *Resolver) catalogueChanged() <-chan struct{} {
+	r.o.Users.Dataset(usercache.CatalogueKind).Notify(r.changed)
+	return r.changed
+}
+
+// BlobArrived tells the resolver that a blob which Options.Blob did not have before is there now.
+func (r *Resolver) BlobArrived() {
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}
+
+// directory is what package identify needs to know of the users.
+type directory struct{ *usercache.Cache }
+
+func (d directory) Policy(name string, p *usercache.Profile) bool {
+	found, ok := d.Catalogue().Policy(name)
+	if ok {
+		*p = found
+	}
+	return ok
+}
+
+// liveLimits carries changed limits to where they are read.
+type liveLimits struct {
+	limits            *LiveLimits
+	gates             [query.NumTransports]*listen.Connections // by transport; nil for UDP
+	depth, handshakes atomic.Int64
+}
+
+func newLiveLimits(l *LiveLimits) *liveLimits {
+	v := &liveLimits{limits: l}
+	for t := query.TCP; t < query.NumTransports; t++ {
+		v.gates[t] = listen.NewConnections(1, 1)
+	}
+	v.apply()
+	return v
+}
+
+func (v *liveLimits) apply() {
+	for t, name := range map[query.Transport]limits.Name{
+		query.TCP: limits.TCPConnections, query.DoT: limits.DoTConnections, query.DoH: limits.DoHConnections, query.DoQ: limits.DoQConnections,
+	} {
+		v.gates[t].Max.Store(v.limits.Value(name))
+		v.gates[t].PerSource.Store(v.limits.Value(limits.ConnectionsPerSource))
+	}
+	v.depth.Store(v.limits.Value(limits.Pipelining))
+	v.handshakes.Store(v.limits.Value(limits.Handshakes))
+}
+
+// run ends changes whose time is over.
+func (v *liveLimits) run(ctx context.Context, log *slog.Logger) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		for _, e := range v.limits.Expire(limits.Now{Elapsed: clock.Elapsed(), Wall: clock.Wall()}) {
+			log.Info("the time of a changed limit is over", "limit", e.Name, "was", e.Old, "is", e.New)
+			v.apply()
+		}
+	}
+}
