@@ -276,6 +276,9 @@ func TestEmpty(t *testing.T) {
 }
 
 func TestNoAllocs(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector makes sync.Pool allocate")
+	}
 	m, _ := Compile(&testKey, "||blocked.example^\n@@||allowed.example^\n-tracker-\n/^re\\d+\\./\n||rw.example^$dnsrewrite=192.0.2.1\n0.0.0.0 host.example\n192.0.2.1 host2.example\n*$dnstype=HTTPS,denyallow=com,client=x")
 	q := &Query{Type: typeA, Client: "kid", Addr: netip.MustParseAddr("192.0.2.7"), Tags: []string{"pc"}}
 	https := &Query{Type: 65, Client: "x"}

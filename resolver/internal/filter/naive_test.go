@@ -302,7 +302,7 @@ func randomList(r *rand.Rand, rules int) string {
 // and merged, and compares every verdict with the naive one.
 func TestAgainstNaive(t *testing.T) {
 	rounds := 150
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		rounds = 20
 	}
 	verdicts := map[Verdict]int{}

@@ -224,6 +224,9 @@ func unpack(t testing.TB, path string) []byte {
 }
 
 func TestRealListsTable(t *testing.T) {
+	if testing.Short() || raceEnabled {
+		t.Skip("two million rules, one goroutine: not with -short or -race")
+	}
 	judges := map[string]*Judge{}
 	pass, n := map[string]int{}, map[string]int{}
 	for _, r := range rows(t, shared(t, "data", "tables", "reallists.public.jsonl")) {

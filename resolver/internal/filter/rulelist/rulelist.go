@@ -20,7 +20,6 @@ package rulelist
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -206,8 +205,6 @@ type parser struct {
 	insts  int       // instructions of all expressions so far
 	zone   zone
 }
-
-var errFull = errors.New("rule limit reached")
 
 // read splits the input into lines at LF, CRLF or CR.
 func (p *parser) read(r io.Reader) error {
