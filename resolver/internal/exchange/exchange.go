@@ -325,14 +325,15 @@ const (
 // udp sends the question and judges the first thing that comes.
 func (x *Exchange) udp(ctx context.Context, tree *query.Tree, s *server, a *query.Ask, b *buffer, end clock.Instant, r *query.Reply) (verdict, error) {
 	id, n := x.write(b.out[:], a, s, b, a.Case0x20)
-	start := clock.Elapsed()
-	left, err := timeLeft(ctx, tree, a, start, end.Sub(start))
-	if err != nil {
-		return 0, err
-	}
 	c, err := x.opts.Transport.Packet(a.Server)
 	if err != nil {
 		return 0, networkError(ctx, a.Server, err)
+	}
+	start := clock.Elapsed()
+	left, err := timeLeft(ctx, tree, a, start, end.Sub(start))
+	if err != nil {
+		c.Release(true)
+		return 0, err
 	}
 	x.counters.UDP.Add(1)
 	m, err := roundTrip(ctx, c, b.out[:n], b.in[:], left)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -37,6 +38,18 @@ func (s *auth) counts() (udp, tcp int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.nUDP, s.nTCP
+}
+
+func (s *auth) sources() []netip.AddrPort {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.from)
+}
+
+func (s *auth) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conns
 }
 
 type packetConn interface {
@@ -309,7 +322,7 @@ func TestTimeouts(t *testing.T) {
 		a := ask()
 		a.TCP = true
 		_, err = x.Ask(t.Context(), tree(), a)
-		if d := took(); !errors.Is(err, query.ErrTimeout) || d != time.Second {
+		if d := took(); !errors.Is(err, query.ErrTimeout) || d != 400*time.Millisecond {
 			t.Errorf("TCP: %v after %v", err, d)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -326,6 +339,22 @@ func TestTimeouts(t *testing.T) {
 		synctest.Wait() // the server side sees the end of its connection
 		if now := n.Open(); now > open {
 			t.Errorf("%d endpoints left open", now-open)
+		}
+	})
+}
+
+// After UDP, TCP gets as much time again and at least a second.
+func TestTimeoutOfTCPAfterUDP(t *testing.T) {
+	s := &auth{udp: once(func(q []byte) []byte { r := plain(q); r[2] |= 2; return r }), tcp: func([]byte) []byte { return nil }}
+	bubble(t, s, Options{}, func(t *testing.T, x *Exchange, _ *simnet.Network) {
+		for _, c := range []struct{ timeout, want time.Duration }{{400 * time.Millisecond, 1020 * time.Millisecond}, {1500 * time.Millisecond, 1520 * time.Millisecond}} {
+			start := clock.Elapsed()
+			a := ask()
+			a.Timeout = c.timeout
+			_, err := x.Ask(t.Context(), tree(), a)
+			if d := clock.Elapsed().Sub(start); !errors.Is(err, query.ErrTruncated) || !errors.Is(err, query.ErrTimeout) || d != c.want {
+				t.Errorf("%v after %v, want %v", err, d, c.want)
+			}
 		}
 	})
 }
@@ -568,8 +597,8 @@ func TestStreamsAreReused(t *testing.T) {
 		}
 		get()
 		get()
-		if s.conns != 1 {
-			t.Errorf("%d connections for two exchanges, want 1", s.conns)
+		if s.connections() != 1 {
+			t.Errorf("%d connections for two exchanges, want 1", s.connections())
 		}
 		time.Sleep(6 * time.Second)
 		synctest.Wait()
@@ -577,8 +606,8 @@ func TestStreamsAreReused(t *testing.T) {
 			t.Errorf("%d connections idle for 6 s", x.idling)
 		}
 		get()
-		if s.conns != 2 {
-			t.Errorf("%d connections, want a second after the first was idle for long", s.conns)
+		if s.connections() != 2 {
+			t.Errorf("%d connections, want a second after the first was idle for long", s.connections())
 		}
 		// More at once than are kept.
 		var wg sync.WaitGroup

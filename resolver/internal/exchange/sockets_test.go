@@ -60,11 +60,12 @@ func TestSocketsReuseAndReplacePorts(t *testing.T) {
 		}
 	}
 	ports := map[uint16]int{}
-	for _, f := range s.from {
+	from := s.sources()
+	for _, f := range from {
 		ports[f.Port()]++
 	}
 	if len(ports) < 2 || len(ports) > 4 {
-		t.Errorf("%d ports for %d queries: %v", len(ports), len(s.from), ports)
+		t.Errorf("%d ports for %d queries: %v", len(ports), len(from), ports)
 	}
 	for p, n := range ports {
 		if p < 1024 || n > maxUses+1 {
@@ -121,9 +122,10 @@ func TestSourceAddresses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, f := range s.from {
-		if f.Addr() != s.from[0].Addr() || f.Addr().As4()[3] < 7 {
-			t.Errorf("asked from %v, before from %v", f, s.from[0])
+	from := s.sources()
+	for _, f := range from {
+		if f.Addr() != from[0].Addr() || f.Addr().As4()[3] < 7 {
+			t.Errorf("asked from %v, before from %v", f, from[0])
 		}
 	}
 	for _, bad := range []netip.Addr{{}, netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("ff02::1")} {
@@ -174,8 +176,8 @@ func TestServerClosesIdleStream(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if s.conns != 3 {
-		t.Errorf("%d connections, want 3", s.conns)
+	if n := s.connections(); n != 3 {
+		t.Errorf("%d connections, want 3", n)
 	}
 }
 

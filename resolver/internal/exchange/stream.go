@@ -29,13 +29,18 @@ func (s *stream) close() {
 	s.Close()
 }
 
-// minTCPTimeout is how long TCP gets at least: a handshake, a retransmitted SYN excluded.
+// minTCPTimeout is how long TCP gets at least after UDP: enough for a handshake with a server that is slow, not
+// for a SYN sent again.
 const minTCPTimeout = time.Second
 
 // tcp asks over TCP, on an idle connection if there is one. A connection that the server closed while it was
 // idle is no fault: a new one is opened, once.
 func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *query.Ask, b *buffer, r *query.Reply) error {
-	left, err := timeLeft(ctx, tree, a, clock.Elapsed(), max(a.Timeout, minTCPTimeout))
+	timeout := a.Timeout
+	if !a.TCP {
+		timeout = max(timeout, minTCPTimeout)
+	}
+	left, err := timeLeft(ctx, tree, a, clock.Elapsed(), timeout)
 	if err != nil {
 		return err
 	}

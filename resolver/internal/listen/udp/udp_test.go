@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/listen"
 	"github.com/sluice-dns/sluice/resolver/internal/listen/listentest"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/simnet"
@@ -190,6 +191,24 @@ func TestWildcard(t *testing.T) {
 		if got := h.Last().Local; got != at {
 			t.Errorf("%v: asked at %v, want %v", c, got, at)
 		}
+	}
+}
+
+func TestWorkersShareAnAddress(t *testing.T) {
+	conns, err := listen.OpenUDP(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := new(listentest.Handler)
+	start(t, h, Options{Conns: conns})
+	for i := range uint16(30) {
+		c := dial(t, conns[2].LocalAddr())
+		if r := exchange(t, c, listentest.Query(i, "miss.example.")); dnswire.Uint16(r) != i {
+			t.Errorf("%x", r)
+		}
+	}
+	if h.Resolved.Load() != 30 {
+		t.Errorf("%d resolved", h.Resolved.Load())
 	}
 }
 
