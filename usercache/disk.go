@@ -65,8 +65,9 @@ type disk struct {
 	written           uint64 // groups on disk
 	persistedRevision uint64
 	generation        uint64
-	failing           error // the last attempt's; nil = all is well
-	mustCheckpoint    bool
+	failing           error  // the last attempt's; nil = all is well
+	mustCheckpoint    bool   // the file lacks changes, or there is none: it takes no more
+	drops             int    // how often groups were dropped
 	base              uint64 // a generation that was read in place of a newer one; 0 = none
 	closed            bool
 	wakeup            chan struct{} // of size one: the writer should look
@@ -176,6 +177,7 @@ func (k *disk) close(d *Dataset) {
 	k.queued += g.cost
 	if k.failing != nil && k.queued > maxFailing {
 		k.groups, k.queued, k.mustCheckpoint = nil, 0, true
+		k.drops++
 	}
 	k.wake()
 }
@@ -374,7 +376,11 @@ func (d *Dataset) commit(f *file) error {
 		n++
 	}
 	groups := d.disk.groups[:n:n]
+	must := d.disk.mustCheckpoint
 	d.mu.RUnlock()
+	if must {
+		return errDropped
+	}
 	if n == 0 {
 		return nil
 	}
@@ -398,6 +404,8 @@ func (d *Dataset) commit(f *file) error {
 	d.done(groups)
 	return nil
 }
+
+var errDropped = errors.New("changes were dropped for which the disk had no room in time")
 
 // done takes written groups off the queue.
 func (d *Dataset) done(groups []*group) {
@@ -540,7 +548,7 @@ func (d *Dataset) checkpoint(ctx context.Context, optional bool) (err error) {
 	d.disk.close(d)
 	// Everything up to here will be in the scan.
 	head := d.headGroup()
-	changes, size := d.changes, d.size
+	changes, size, drops := d.changes, d.size, d.disk.drops
 	generation := d.disk.generation + 1
 	d.mu.Unlock()
 
@@ -562,7 +570,7 @@ func (d *Dataset) checkpoint(ctx context.Context, optional bool) (err error) {
 			_ = os.Remove(tmp) // never whole
 		}
 	}()
-	err = guarded(func() error { return d.writeCheckpoint(ctx, tmp, generation, head, optional) })
+	err = guarded(func() error { return d.writeCheckpoint(ctx, tmp, generation, head, drops, optional) })
 	if err != nil {
 		return fmt.Errorf("writing a checkpoint to %s: %w", tmp, err)
 	}
@@ -628,7 +636,7 @@ func (d *Dataset) headGroup() *group {
 }
 
 // writeCheckpoint fills a new file.
-func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation uint64, head *group, optional bool) error {
+func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation uint64, head *group, drops int, optional bool) error {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoFreelistSync: false, FreelistType: bolt.FreelistMapType, InitialMmapSize: initialMmap})
 	if err != nil {
 		return err
@@ -684,7 +692,7 @@ func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation u
 			return err
 		}
 		// What has changed meanwhile goes to the present file as ever, and to this one at the end.
-		if f := d.disk.file; f != nil {
+		if f := d.disk.file; f != nil && optional {
 			if err := d.commit(f); err != nil {
 				return err
 			}
@@ -698,12 +706,16 @@ func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation u
 	}
 	d.mu.Lock()
 	d.disk.close(d)
+	dropped := d.disk.drops != drops
 	for _, g := range d.disk.groups {
 		if g.number > head.number && (len(d.disk.since) == 0 || g.number > d.disk.since[len(d.disk.since)-1].number) {
 			d.disk.since = append(d.disk.since, g)
 		}
 	}
 	d.mu.Unlock()
+	if dropped {
+		return errDropped
+	}
 	d.disk.since = slices.DeleteFunc(d.disk.since, func(g *group) bool { return g.number <= head.number })
 	err = db.Update(func(tx *bolt.Tx) error {
 		if len(d.disk.since) == 0 {

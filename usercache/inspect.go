@@ -86,7 +86,7 @@ func RepairFile(from, to string) (*FileReport, error) {
 	head := d.headGroup()
 	tmp := to + ".tmp"
 	_ = os.Remove(tmp) // of an earlier attempt
-	if err := d.writeCheckpoint(context.Background(), tmp, report.Generation, head, false); err != nil {
+	if err := d.writeCheckpoint(context.Background(), tmp, report.Generation, head, 0, false); err != nil {
 		_ = os.Remove(tmp) // never whole
 		return nil, fmt.Errorf("writing %s: %w", to, err)
 	}
