@@ -46,17 +46,12 @@ const (
 // ask asks the servers of z, one after the other, until one settles the question. The error is a *Failure.
 func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (response, error) {
 	s := step{r: r, z: z, name: name, typ: typ, minimised: minimised, secure: r.secureZone(z.name)}
-	s.results = make(chan result, maxSends)
+	s.results = make(chan result, maxInFlight)
 	s.end = r.tree.Deadline
 	if z.first {
 		s.end = min(s.end, clock.Elapsed().Add(forwardFirst))
 	}
-	ctx, cancel := context.WithCancel(r.ctx)
-	s.ctx = ctx
-	defer func() { // answers to questions asked in vain are not waited for, but their goroutines are
-		cancel()
-		s.running.Wait()
-	}()
+	defer s.stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -114,9 +109,8 @@ type step struct {
 	secure    bool // the zone is known to be Secure
 	end       clock.Instant
 
-	ctx      context.Context
 	running  sync.WaitGroup
-	results  chan result // as roomy as there are sends, so that nobody blocks on it
+	results  chan result // as roomy as there are attempts in flight, so that nobody blocks on it
 	inFlight int
 	flying   []*attempt
 	waiting  *attempt // whose answer is waited for with patience; nil: somebody else may be asked
@@ -151,6 +145,15 @@ type result struct {
 	a     *attempt
 	reply query.Reply
 	err   error
+}
+
+// stop ends a step: answers to what was asked in vain are not waited for, but the goroutines are.
+func (s *step) stop() {
+	for _, a := range s.flying {
+		a.cancel()
+	}
+	s.running.Wait()
+	s.r.now = clock.Elapsed()
 }
 
 func (s *step) left() time.Duration { return s.end.Sub(clock.Elapsed()) }
@@ -278,7 +281,7 @@ func (s *step) send(a *attempt) {
 		ask.Subnet = s.r.q.Subnet
 	}
 	s.drop(a)
-	ctx, cancel := context.WithCancel(s.ctx)
+	ctx, cancel := context.WithCancel(s.r.ctx)
 	a.cancel = cancel
 	s.flying = append(s.flying, a)
 	s.running.Go(func() {

@@ -103,7 +103,7 @@ func (r *run) prime() {
 	if _, ok := r.get(dnsname.Root, dnswire.TypeNS); ok {
 		return
 	}
-	now := clock.Elapsed()
+	now := r.now
 	if now.Before(clock.Instant(r.it.primeAfter.Load())) || !r.it.priming.CompareAndSwap(false, true) {
 		return
 	}
@@ -117,7 +117,7 @@ func (r *run) prime() {
 		r.it.primeAfter.Store(int64(now.Add(primeRest)))
 		return
 	}
-	r.keepPrimed(&res, now)
+	r.keepPrimed(&res, r.now)
 }
 
 // DefaultDoNotQuery returns networks in which no public name server is: addresses of this host, of nobody and

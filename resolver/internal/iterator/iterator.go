@@ -55,7 +55,7 @@ func (it *Iterator) Cached(q query.Question, stale bool) (query.Unvalidated, boo
 	if q.Class != dnswire.ClassIN || q.Name == "" || metaType(q.Type) {
 		return query.Unvalidated{}, false
 	}
-	r := &run{it: it, q: q, offline: true, stale: stale}
+	r := &run{it: it, q: q, now: clock.Elapsed(), offline: true, stale: stale}
 	out, err := r.resolve()
 	return out, err == nil
 }
@@ -131,6 +131,9 @@ type Iterator struct {
 	names    memory[dnsname.Name] // NS names that could not be resolved
 	broken   memory[dnsname.Name] // zones whose servers answer minimised questions wrongly
 
+	// dnames is false until a DNAME was stored: most resolvers see few, and looking for one costs a lookup for
+	// each ancestor of a name.
+	dnames     atomic.Bool
 	priming    atomic.Bool
 	primeAfter atomic.Int64 // a clock.Instant
 	families   [2]family
@@ -180,7 +183,7 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 			return query.Unvalidated{}, &Failure{Code: edeCachedError, Text: text}
 		}
 	}
-	r := &run{it: it, ctx: ctx, tree: tree, q: q, fresh: fresh, avoid: avoid, family: &kin{}}
+	r := &run{it: it, ctx: ctx, tree: tree, now: now, q: q, fresh: fresh, avoid: avoid, family: &kin{}}
 	out, err := r.resolve()
 	if err == nil {
 		it.failures.forget(key)
@@ -191,7 +194,7 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 		f = &Failure{Code: edeOther, Text: err.Error(), err: err}
 	}
 	if f.memorable() {
-		it.failures.failed(key, f.Text, clock.Elapsed(), questionBackoff)
+		it.failures.failed(key, f.Text, r.now, questionBackoff)
 	}
 	return query.Unvalidated{}, f
 }
@@ -206,6 +209,7 @@ type run struct {
 	it    *Iterator
 	ctx   context.Context
 	tree  *query.Tree
+	now   clock.Instant // as of the last wait
 	q     query.Question
 	fresh bool // ask, though the cache knows
 	avoid []netip.AddrPort
@@ -259,7 +263,7 @@ func (r *run) resolve() (query.Unvalidated, error) {
 			r.out.RCode = dnswire.RCodeYXDomain
 		}
 		if r.out.Zone == "" { // the last name came from the cache
-			if zone, _, _, ok := r.it.opts.RRsets.Delegation(res.last, r.q.View, clock.Elapsed()); ok {
+			if zone, _, _, ok := r.it.opts.RRsets.Delegation(res.last, r.q.View, r.now); ok {
 				r.out.Zone = zone
 			}
 		}
@@ -346,7 +350,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 	m := minimiser{zone: z.name, name: name, at: z.name, off: r.it.opts.Minimise == Off || z.forward}
 	if !m.off && r.it.opts.Minimise == Relaxed {
-		_, m.off = r.it.broken.active(z.name, clock.Elapsed())
+		_, m.off = r.it.broken.active(z.name, r.now)
 	}
 	fallback := false
 	for {
@@ -356,7 +360,7 @@ func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 			if err == nil && res.kind != kindReferral {
 				r.keep(z, &res, typ, res.subnet)
 				if fallback && res.kind != kindNXDomain {
-					r.it.broken.failed(z.name, "", clock.Elapsed(), brokenBackoff)
+					r.it.broken.failed(z.name, "", r.now, brokenBackoff)
 				}
 			}
 			return res, err

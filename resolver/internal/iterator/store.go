@@ -24,7 +24,7 @@ func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
 
 func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RRset, rrcache.Found) {
 	k := rrcache.Key{Name: name, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
-	s, found := r.it.opts.RRsets.Get(k, clock.Elapsed())
+	s, found := r.it.opts.RRsets.Get(k, r.now)
 	if found.Stale && r.stale {
 		found.OK, r.out.Stale = true, true
 	}
@@ -55,7 +55,7 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 			}
 		}
 	}
-	for up := name.Parent(); up != ""; up = up.Parent() {
+	for up := name.Parent(); up != "" && r.it.dnames.Load(); up = up.Parent() {
 		d, found := r.look(up, dnswire.TypeDNAME, query.Subnet{})
 		if !found.OK || !answers(&d) {
 			continue
@@ -71,7 +71,7 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 		}
 		return res, true
 	}
-	if at, n, ok := r.it.opts.RRsets.NXCut(name, r.q.View, clock.Elapsed()); ok {
+	if at, n, ok := r.it.opts.RRsets.NXCut(name, r.q.View, r.now); ok {
 		// What the operator configured below is not for the public tree to deny.
 		if z := r.it.zones.find(r.q.View, name); z == nil || !z.Name.IsWithin(at) {
 			return denial(name, &n), true
@@ -170,7 +170,7 @@ func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, kno
 
 // keep stores what a response about (name, typ) says, and marks its sets with their rank.
 func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
-	now := clock.Elapsed()
+	now := r.now
 	rank := query.RankAnswer
 	if res.weak || z.forward {
 		rank = query.RankNonAuth
@@ -182,6 +182,9 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
 		}
 		var p rrcache.Put
+		if s.Type == dnswire.TypeDNAME {
+			r.it.dnames.Store(true)
+		}
 		if s.Type != dnswire.TypeNS { // with a time, it would be a delegation
 			p.Granted = z.granted
 		}

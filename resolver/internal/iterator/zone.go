@@ -71,7 +71,7 @@ func staticCut(z *Zone) *cut {
 
 // deepest returns the deepest cached delegation at or above name, or nil.
 func (r *run) deepest(name dnsname.Name) *cut {
-	zone, ns, granted, ok := r.it.opts.RRsets.Delegation(name, r.q.View, clock.Elapsed())
+	zone, ns, granted, ok := r.it.opts.RRsets.Delegation(name, r.q.View, r.now)
 	if !ok {
 		return nil
 	}
@@ -104,7 +104,7 @@ func (r *run) descend(parent *cut, res response) *cut {
 		r.family.referred = make(map[dnsname.Name]bool)
 	}
 	r.family.referred[res.child] = true
-	now := clock.Elapsed()
+	now := r.now
 	granted := min(parent.granted, now.Add(seconds(res.ns.TTL)))
 	loose := make(map[dnsname.Name][]netip.Addr)
 	inBailiwick := res.glue[:0]
@@ -230,7 +230,7 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 	if r.depth >= maxDepth || r.family.dead[name] {
 		return nil, nil
 	}
-	if _, failing := r.it.names.active(name, clock.Elapsed()); failing {
+	if _, failing := r.it.names.active(name, r.now); failing {
 		return nil, nil
 	}
 	circular, absent := false, true
@@ -246,10 +246,11 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 			continue
 		}
 		sub := &run{
-			it: r.it, ctx: r.ctx, tree: r.tree, parent: r, depth: r.depth + 1, family: r.family,
+			it: r.it, now: r.now, ctx: r.ctx, tree: r.tree, parent: r, depth: r.depth + 1, family: r.family,
 			q: query.Question{Name: name, Type: typ, Class: dnswire.ClassIN, CD: true, View: r.q.View},
 		}
 		out, err := sub.resolve()
+		r.now = sub.now
 		if err != nil {
 			if spent(err) {
 				return nil, err
@@ -276,7 +277,7 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 		r.family.dead = make(map[dnsname.Name]bool)
 	}
 	r.family.dead[name] = true
-	r.it.names.failed(name, "", clock.Elapsed(), nameBackoff)
+	r.it.names.failed(name, "", r.now, nameBackoff)
 	if absent {
 		if err := r.tree.MissingName(); err != nil {
 			return nil, &Failure{Code: edeNoReachable, Text: "name servers whose names do not exist: " + err.Error(), err: err}
