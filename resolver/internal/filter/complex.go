@@ -605,7 +605,7 @@ func (j *judgement) try(x *rules, id uint32, text string) {
 	}
 	rk := rank(r.flags&isAllow != 0, r.flags&isImportant != 0)
 	rewrite := r.more != nil && r.more.mods != nil && r.more.mods.Rewrite != nil
-	if rk <= j.r.rank && !rewrite && r.flags&isHost == 0 {
+	if (rk < j.r.rank || rk == j.r.rank && j.best > 0) && !rewrite && r.flags&isHost == 0 {
 		return // it would change nothing
 	}
 	if rewrite && j.q.NoRewrite {
@@ -627,9 +627,9 @@ func (j *judgement) try(x *rules, id uint32, text string) {
 		collect(&j.rewrite, &j.nRewrite, id)
 	case r.flags&isHost != 0:
 		collect(&j.hostAddr, &j.nHost, id)
-		j.take(hostRank(!r.more.addr.Is4(), j.q.Type), r.list, r.line)
+		j.take(hostRank(!r.more.addr.Is4(), j.q.Type), 0, r.list, r.line)
 	default:
-		j.take(rk, r.list, r.line)
+		j.take(rk, 0, r.list, r.line)
 	}
 }
 

@@ -98,6 +98,7 @@ func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query
 		j.lists = &all
 	}
 	for i := len(hashes) - 1; i >= 0; i-- {
+		j.depth = uint8(i + 1)
 		m.suffix(&j, hashes[i], i == len(hashes)-1)
 	}
 	if len(m.rules.all) > 0 && len(hashes) > 0 {
@@ -119,7 +120,7 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	if lists == nil {
 		j.lists = &all
 	}
-	j.addr = true
+	j.addr, j.depth = true, 1
 	m.suffix(&j, h[n-1], true)
 	if len(m.rules.all) > 0 {
 		m.complex(&j, name, h[n-1:n])
@@ -131,7 +132,9 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 type judgement struct {
 	q     *Query
 	lists *Set
-	addr  bool // the name is the text of an address
+	addr  bool  // the name is the text of an address
+	depth uint8 // labels of the suffix being judged
+	best  uint8 // of the deciding rule
 	r     Result
 
 	nRewrite, nCancel, nHost  int
@@ -160,11 +163,23 @@ func rank(allow, important bool) uint8 {
 	return rankBlock
 }
 
-// take makes a rule the deciding one if it outranks what is there.
-func (j *judgement) take(rank uint8, list uint16, line uint32) {
-	if rank > j.r.rank {
-		j.r.rank, j.r.List, j.r.Line = rank, list, line
+// take makes a rule the deciding one if it outranks what is there. Of equals the longest suffix is named, as
+// dnsmasq would; then the first by list and line, so that the answer does not depend on how rules are stored.
+// Rules that are not in tables have depth 0.
+func (j *judgement) take(rank, depth uint8, list uint16, line uint32) {
+	r := &j.r
+	if rank != r.rank {
+		if rank < r.rank {
+			return
+		}
+	} else if depth != j.best {
+		if depth < j.best {
+			return
+		}
+	} else if list > r.List || list == r.List && line >= r.Line {
+		return
 	}
+	r.rank, j.best, r.List, r.Line = rank, depth, list, line
 }
 
 func hostRank(v6 bool, qtype uint16) uint8 {
@@ -384,6 +399,8 @@ func (m *Matcher) Judge(f *Facts, name []byte, lists *Set, q *Query) (Result, bo
 		j.lists = &all
 	}
 	for i := range int(f.n) {
+		// There is one layer, or one ref, so refs come longest suffix first and no two are of equal length.
+		j.depth = uint8(len(f.refs) - i)
 		l := &m.layers[f.layer[i]]
 		s := l.slots[f.refs[i]]
 		l.eval(&j, s, f.exact&(1<<i) != 0, l.voids(s, j.lists))

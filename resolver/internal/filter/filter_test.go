@@ -3,8 +3,10 @@ package filter
 import (
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/iotest"
 
@@ -212,6 +214,37 @@ func TestLayers(t *testing.T) {
 	lists := m.Lists()
 	if lists.Len() != 11 || lists.Has(12) || !lists.Has(19) {
 		t.Errorf("lists %v", lists)
+	}
+}
+
+// TestConcurrent matches while the same Matcher is built upon and merged; the race detector judges.
+func TestConcurrent(t *testing.T) {
+	m, _ := Compile(&testKey, randomList(rand.New(rand.NewPCG(3, 3)), 500)+"||never.to.be.seen^\n/re\\d+/\n")
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 1))
+			for range 2000 {
+				m.Match([]byte(dnsname.MustParse(randomName(r))), nil, &Query{Type: typeA})
+			}
+		})
+	}
+	wg.Go(func() {
+		next := m
+		for i := range 20 {
+			b := NewBuilder(&testKey)
+			if _, err := b.Add(1+i, strings.NewReader("||x.example^\nads")); err != nil {
+				t.Error(err)
+			}
+			next = b.Build(next).Merge()
+		}
+		if got := judge(t, next, nil, "x.example A"); !strings.HasPrefix(got, "blocked") {
+			t.Error(got)
+		}
+	})
+	wg.Wait()
+	if got := judge(t, m, nil, "never.to.be.seen A"); got != "blocked 501" && !strings.HasPrefix(got, "blocked") {
+		t.Error(got)
 	}
 }
 

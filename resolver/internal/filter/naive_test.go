@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"regexp"
@@ -102,9 +103,16 @@ func (n *naiveRule) matches(name string, q *Query) bool {
 	return !has(m.NotTags) && (len(m.Tags) == 0 || has(m.Tags))
 }
 
+func (n *naiveRule) depth() int {
+	if n.Form >= rulelist.Simple || n.Mods != nil {
+		return 0
+	}
+	return dnsname.Name(n.Name).Labels()
+}
+
 type naiveResult struct {
 	verdict  Verdict
-	deciding map[[2]int]bool // list, line
+	deciding map[[2]int]int // list, line: labels if it is a rule of a table
 	answers  []string
 	hosts    []netip.Addr
 }
@@ -124,7 +132,7 @@ func naiveMatch(rules []naiveRule, name string, chosen func(int) bool, q *Query)
 		}
 	}
 	isRewrite := func(r *naiveRule) bool { return r.Mods != nil && r.Mods.Rewrite != nil }
-	res.deciding = map[[2]int]bool{}
+	res.deciding = map[[2]int]int{}
 	var left []*naiveRule
 	for _, r := range hits {
 		if !isRewrite(r) || r.Allow || r.Mods.Rewrite.CNAME != "" && r.Mods.Rewrite.CNAME == name {
@@ -152,7 +160,7 @@ func naiveMatch(rules []naiveRule, name string, chosen func(int) bool, q *Query)
 			if class(r) != best {
 				continue
 			}
-			res.deciding[[2]int{r.list, int(r.Line)}] = true
+			res.deciding[[2]int{r.list, int(r.Line)}] = 0
 			if best == 2 && r.Mods.Rewrite.Type == q.Type {
 				res.answers = append(res.answers, r.Mods.Rewrite.Value)
 			}
@@ -185,7 +193,7 @@ func naiveMatch(rules []naiveRule, name string, chosen func(int) bool, q *Query)
 		if isRewrite(r) || rank(r) != top {
 			continue
 		}
-		res.deciding[[2]int{r.list, int(r.Line)}] = true
+		res.deciding[[2]int{r.list, int(r.Line)}] = max(res.deciding[[2]int{r.list, int(r.Line)}], r.depth())
 		res.verdict = Blocked
 		if r.Allow {
 			res.verdict = Allowed
@@ -213,8 +221,15 @@ func diff(m *Matcher, r *Result, want naiveResult, qtype uint16) string {
 	if r.Verdict == None {
 		return ""
 	}
-	if !want.deciding[[2]int{int(r.List), int(r.Line)}] {
+	if _, ok := want.deciding[[2]int{int(r.List), int(r.Line)}]; !ok {
 		return fmt.Sprintf("%v by list %d line %d, want one of %v", r.Verdict, r.List, r.Line, want.deciding)
+	}
+	// Of equals the longest suffix in a table comes first, then list and line.
+	deepest := slices.Max(slices.Collect(maps.Values(want.deciding)))
+	for d, depth := range want.deciding {
+		if r.hosts == 0 && r.n == 0 && depth == deepest && (d[0] < int(r.List) || d[0] == int(r.List) && d[1] < int(r.Line)) {
+			return fmt.Sprintf("%v by list %d line %d, want the first of %v", r.Verdict, r.List, r.Line, want.deciding)
+		}
 	}
 	if r.Verdict == Rewritten && len(want.deciding) <= maxRefs {
 		got := m.Rewrite(r, qtype).Data

@@ -329,7 +329,7 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 		return
 	}
 	if info.rank != 0 {
-		j.take(info.rank, list, line)
+		j.take(info.rank, j.depth, list, line)
 		return
 	}
 	if j.addr {
@@ -337,7 +337,7 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 	}
 	f := k.form()
 	j.r.hosts |= 1 << (f - rulelist.HostNull4)
-	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), list, line)
+	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), j.depth, list, line)
 }
 
 // suffix judges the rules of all layers at one suffix.

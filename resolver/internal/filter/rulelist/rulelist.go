@@ -209,8 +209,8 @@ type parser struct {
 // read splits the input into lines at LF, CRLF or CR.
 func (p *parser) read(r io.Reader) error {
 	buf := make([]byte, 4<<10) // grows with what there is to read, so that small texts stay cheap
-	start, end := 0, 0 // unread bytes
-	skip := false      // inside a line that was too long
+	start, end := 0, 0         // unread bytes
+	skip := false              // inside a line that was too long
 	var err error
 	for {
 		// Hand out the complete lines.
