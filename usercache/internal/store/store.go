@@ -384,7 +384,7 @@ func (s *Store) Reserve(n int) error {
 // Sizes says where memory goes, in bytes.
 type Sizes struct {
 	Live   int // current records, headers included
-	Chunks int // all chunks
+	Chunks int // all chunks, as far as they are used: the rest of a mapping takes no memory
 	Index  int // key index and places
 }
 
@@ -397,9 +397,7 @@ func (s *Store) Sizes() Sizes {
 		z.Index += sh.keys.Bytes()
 		if v := sh.view.Load(); v != nil {
 			z.Index += len(v.places.Bytes())
-			for _, c := range v.chunks {
-				z.Chunks += len(c.Bytes())
-			}
+			z.Chunks += sh.total
 		}
 	}
 	return z
