@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
+	"github.com/sluice-dns/sluice/cmd/internal/node"
 	"github.com/sluice-dns/sluice/resolver"
 )
 
@@ -90,24 +91,10 @@ func machine(memory string, cpus int) (resolver.Machine, error) {
 	return m, nil
 }
 
-// limitsOptions is what a configuration says about limits.
-func limitsOptions(cfg *config.Sluice) resolver.LimitsOptions {
-	o := resolver.LimitsOptions{Class: cfg.Limits.Class, Workers: cfg.Listen.Workers, Set: map[resolver.LimitsName]int64{}}
-	for name, v := range cfg.Limits.Set {
-		if n, ok := resolver.LimitsByName(name); ok { // config knows no other names; a test compares
-			o.Set[n] = v
-		}
-	}
-	if n, _ := resolver.LimitsByName("cache"); cfg.Cache.Size > 0 {
-		o.Set[n] = cfg.Cache.Size
-	}
-	return o
-}
-
 // limitsFor makes the table of limits for a machine under a configuration, or
 // says which key does not fit it.
 func limitsFor(m resolver.Machine, cfg *config.Sluice) (resolver.LimitsTable, []config.Fault) {
-	t, err := resolver.LimitsFor(m, limitsOptions(cfg))
+	t, err := resolver.LimitsFor(m, node.LimitsOptions(cfg))
 	if err == nil {
 		return t, nil
 	}

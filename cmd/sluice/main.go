@@ -24,6 +24,7 @@ func main() {
 // commands are the subcommands, each made in the file of its name.
 func commands() []*cobra.Command {
 	return []*cobra.Command{
+		runCommand(),
 		checkCommand(),
 		limitsCommand(),
 	}
