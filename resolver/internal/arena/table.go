@@ -691,8 +691,8 @@ func (t *Table) Bytes() int64 { return t.bytes }
 
 // Walk calls drop for each entry, its payload in a buffer that is reused, and deletes those for which it
 // returns true; it returns how many. Entries that were replaced and not yet overwritten may be shown too. A
-// shard is locked while it is walked, for a few milliseconds at most, so drop must be short and must not use
-// the table. Entries written to shards already walked are not seen.
+// shard is locked to writers while it is walked, about a millisecond for every 2 MiB it has, so drop must be
+// short and must not use the table. Entries written to shards already walked are not seen.
 func (t *Table) Walk(drop func(payload []byte, meta uint64) bool) int {
 	var buf [MaxPayload]byte
 	n := 0
@@ -768,10 +768,17 @@ func (t *Table) Clear() {
 	for i := range t.shards {
 		s := &t.shards[i]
 		s.mu.Lock()
+		// Pages never written stay so.
 		for k := range s.slots {
-			atomic.StoreUint64(&s.slots[k], 0)
+			if atomic.LoadUint64(&s.slots[k]) != 0 {
+				atomic.StoreUint64(&s.slots[k], 0)
+			}
 		}
-		clear(s.ghosts)
+		for k := range s.ghosts {
+			if s.ghosts[k] != 0 {
+				s.ghosts[k] = 0
+			}
+		}
 		for _, k := range append(s.small, s.main...) {
 			s.empty(k)
 			t.releaseSegment(s, k)

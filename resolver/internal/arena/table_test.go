@@ -7,6 +7,7 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,14 @@ func hash(key []byte) uint64 {
 	h = (h ^ h>>33) * 0xff51afd7ed558ccd
 	h = (h ^ h>>33) * 0xc4ceb9fe1a85ec53
 	return h ^ h>>33
+}
+
+// few divides the work of a test where the race detector makes it slow.
+func few(n int) int {
+	if raceEnabled || testing.Short() {
+		return n / 10
+	}
+	return n
 }
 
 func keyOf(i int) []byte { return binary.BigEndian.AppendUint32(nil, uint32(i)) }
@@ -96,7 +105,7 @@ func TestTableIsAMap(t *testing.T) {
 			}
 			model := map[int]val{}
 			buf := make([]byte, MaxPayload)
-			for n := range 60000 {
+			for n := range few(60000) {
 				k := r.IntN(2000)
 				switch r.IntN(6) {
 				case 0, 1:
@@ -189,7 +198,7 @@ func TestEvictionKeepsTheBudget(t *testing.T) {
 		tb := NewTable(Options{Bytes: 1 << 20, EntryBytes: entry, Keep: 2})
 		last := map[int]uint64{}
 		buf := make([]byte, MaxPayload)
-		for n := range 60000 {
+		for n := range few(40000) {
 			k := r.IntN(20000)
 			if r.IntN(3) > 0 {
 				k = r.IntN(500) // some are popular
@@ -207,7 +216,7 @@ func TestEvictionKeepsTheBudget(t *testing.T) {
 				}
 				last[k] = m
 			}
-			if n%3000 == 0 {
+			if n%6000 == 0 {
 				tb.check(t)
 			}
 		}
@@ -232,6 +241,9 @@ func TestEvictionKeepsTheBudget(t *testing.T) {
 // A flood of keys asked once does not wash out those that are used; alone it has all the room, first in,
 // first out.
 func TestFlood(t *testing.T) {
+	if raceEnabled {
+		t.Skip("a long run of one goroutine")
+	}
 	tb := NewTable(Options{Bytes: 2 << 20, EntryBytes: 64, Keep: 2})
 	buf := make([]byte, 1024)
 	const popular = 2000
@@ -314,6 +326,9 @@ func TestClaims(t *testing.T) {
 }
 
 func TestLimitGivesMemoryBack(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the arena is on the heap")
+	}
 	tb := NewTable(Options{Bytes: 40 << 20}) // two shards
 	next := 0
 	fill := func() int {
@@ -352,7 +367,7 @@ func TestLimitGivesMemoryBack(t *testing.T) {
 // resident returns the resident bytes of this process, 0 where the arena is on the heap or nobody says.
 func resident(t *testing.T) int {
 	b, err := os.ReadFile("/proc/self/statm")
-	if err != nil || raceEnabled {
+	if err != nil {
 		return 0
 	}
 	var size, rss int
@@ -367,10 +382,7 @@ func resident(t *testing.T) int {
 // tests the mapped arena, with -race the code.
 func TestReadersNeverSeeTornEntries(t *testing.T) {
 	tb := NewTable(Options{Bytes: MinBytes})
-	rounds := 60000
-	if raceEnabled || testing.Short() {
-		rounds = 6000
-	}
+	rounds := few(40000)
 	const keys = 1500
 	seal := func(k, n int, r *rand.Rand) []byte {
 		b := make([]byte, 12, 12+n)
@@ -410,7 +422,10 @@ func TestReadersNeverSeeTornEntries(t *testing.T) {
 		readers.Go(func() {
 			r := rand.New(rand.NewPCG(10, uint64(g)))
 			buf := make([]byte, MaxPayload)
-			for !done.Load() {
+			for n := 0; !done.Load(); n++ {
+				if n%32 == 0 {
+					runtime.Gosched() // the writers' progress decides how long this takes
+				}
 				k := r.IntN(keys)
 				v, m, ok := tb.get(keyOf(k), buf)
 				if !ok {

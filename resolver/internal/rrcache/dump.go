@@ -96,51 +96,57 @@ func (c *Cache) Dump(w io.Writer, now clock.Instant, wall time.Time) (int, error
 	return n, nil
 }
 
-// Load adds what a dump holds and has not ended since, and returns how many entries were added. It never
+// Load is LoadAll without the number of entries skipped.
+func (c *Cache) Load(r io.Reader, now clock.Instant, wall time.Time) (int, error) {
+	n, _, err := c.LoadAll(r, now, wall)
+	return n, err
+}
+
+// LoadAll adds what a dump holds and has not ended since, and returns how many entries were added, and how many
+// were not because they have ended or better is known. It never
 // replaces better live data. Damage ends it with an error that wraps ErrDump; what was read before stays,
 // as each block is checked before any of it is used. The dump's age is taken from the date: one from the
 // future cannot be trusted to run down, so it is refused.
-func (c *Cache) Load(r io.Reader, now clock.Instant, wall time.Time) (int, error) {
+func (c *Cache) LoadAll(r io.Reader, now clock.Instant, wall time.Time) (n, skipped int, err error) {
 	in := bufio.NewReaderSize(r, dumpBlock)
 	var head [len(dumpMagic) + 9]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
-		return 0, loadError("its head", err)
+		return 0, 0, loadError("its head", err)
 	}
 	if string(head[:len(dumpMagic)]) != dumpMagic || head[len(dumpMagic)] != dumpVersion {
-		return 0, fmt.Errorf("%w: it does not begin with %q and version %d", ErrDump, dumpMagic, dumpVersion)
+		return 0, 0, fmt.Errorf("%w: it does not begin with %q and version %d", ErrDump, dumpMagic, dumpVersion)
 	}
 	at := time.Unix(0, int64(binary.BigEndian.Uint64(head[len(dumpMagic)+1:])))
 	const skew = time.Minute // a clock may be set back a little
 	age := wall.Sub(at)
 	if age < -skew {
-		return 0, fmt.Errorf("%w: it was written at %v, which is in the future", ErrDump, at.UTC().Format(time.RFC3339))
+		return 0, 0, fmt.Errorf("%w: it was written at %v, which is in the future", ErrDump, at.UTC().Format(time.RFC3339))
 	}
 	age = max(age, 0)
-	n := 0
 	buf := make([]byte, maxDumpLen)
 	for k := 1; ; k++ {
 		var h [8]byte
 		if _, err := io.ReadFull(in, h[:]); err != nil {
-			return n, loadError(fmt.Sprintf("block %d", k), err)
+			return n, skipped, loadError(fmt.Sprintf("block %d", k), err)
 		}
 		size := binary.BigEndian.Uint32(h[:])
 		if size == 0 {
-			return n, nil
+			return n, skipped, nil
 		}
 		if size > maxDumpLen {
-			return n, fmt.Errorf("%w: block %d claims %d bytes, more than any has", ErrDump, k, size)
+			return n, skipped, fmt.Errorf("%w: block %d claims %d bytes, more than any has", ErrDump, k, size)
 		}
 		block := buf[:size]
 		if _, err := io.ReadFull(in, block); err != nil {
-			return n, loadError(fmt.Sprintf("block %d", k), err)
+			return n, skipped, loadError(fmt.Sprintf("block %d", k), err)
 		}
 		if crc32.Checksum(block, castagnoli) != binary.BigEndian.Uint32(h[4:]) {
-			return n, fmt.Errorf("%w: block %d is damaged", ErrDump, k)
+			return n, skipped, fmt.Errorf("%w: block %d is damaged", ErrDump, k)
 		}
-		m, ok := c.loadBlock(block, age, now)
-		n += m
+		added, left, ok := c.loadBlock(block, age, now)
+		n, skipped = n+added, skipped+left
 		if !ok {
-			return n, fmt.Errorf("%w: block %d holds a malformed entry", ErrDump, k)
+			return n, skipped, fmt.Errorf("%w: block %d holds a malformed entry", ErrDump, k)
 		}
 	}
 }
@@ -152,10 +158,10 @@ func loadError(what string, err error) error {
 	return fmt.Errorf("reading %s of a cache dump: %w", what, err)
 }
 
-func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n int, ok bool) {
+func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n, skipped int, ok bool) {
 	for len(b) > 0 {
 		if len(b) < recordHead || len(b) < recordHead+int(dnswire.Uint16(b[6:])) {
-			return n, false
+			return n, skipped, false
 		}
 		rank, negative := query.Rank(b[0]), b[1] == 1
 		left := time.Duration(int32(dnswire.Uint32(b[2:]))) * time.Second
@@ -163,7 +169,7 @@ func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n int
 		b = b[recordHead+len(payload):]
 		kind, k, keyLen, ok := checkPayload(payload, negative)
 		if !ok || rank < query.RankAdditional || rank > query.RankAnswer {
-			return n, false
+			return n, skipped, false
 		}
 		most := c.opts.MaxTTL
 		if negative {
@@ -171,18 +177,22 @@ func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n int
 		}
 		end := now.Add(min(left, most) - age)
 		if end <= 0 || end.Add(c.opts.MaxStale) <= now || kind == kindCut && end <= now {
+			skipped++
 			continue
 		}
 		nameHash := c.hashName(k.Name)
 		if kind == kindNX && c.hasAddress(nameHash, k, now) {
+			skipped++
 			continue // learned since: a denial of the whole name would hide it
 		}
 		m := makeMeta(end, query.Unchecked, rank, negative, c.epoch.Load())
 		if c.store(c.hash(nameHash, kind, k), payload, keyLen, m, false, now) {
 			n++
+		} else {
+			skipped++
 		}
 	}
-	return n, true
+	return n, skipped, true
 }
 
 func (c *Cache) hasAddress(nameHash uint64, k Key, now clock.Instant) bool {

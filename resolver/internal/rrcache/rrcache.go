@@ -51,25 +51,22 @@ func (c *Cache) Get(k Key, now clock.Instant) (query.RRset, Found) { return c.Ge
 func (c *Cache) GetIn(buf []byte, k Key, now clock.Instant) (query.RRset, Found) {
 	nameHash := c.hashName(k.Name)
 	var kb keyBuf
-	best, bestKind := entry{}, kindSet
-	// The order matters among live entries: NXDOMAIN hides what was stored before it, as Put removes it
-	// when newer data of at least its rank arrives.
+	var best entry
+	var bestKind kind
 	for _, kind := range [...]kind{kindNX, kindSet, kindCut} {
-		if kind == kindCut && k.Type != dnswire.TypeNS {
-			continue
+		alive := best.payload != nil && best.end() > now
+		if kind == kindCut && (k.Type != dnswire.TypeNS || alive) {
+			break
 		}
 		e, ok := c.read(buf, appendKey(kb[:0], kind, k), c.hash(nameHash, kind, k))
 		if !ok || e.end() <= now && (kind == kindCut || e.end().Add(c.opts.MaxStale) <= now) {
 			continue
 		}
-		if best.payload == nil || best.end() <= now && e.end() > best.end() {
+		// A live NXDOMAIN hides a set stored before it (Put removes it when newer data comes), but not a
+		// better one: nothing forged may hide what is Secure.
+		if best.payload == nil || !alive && e.end() > best.end() || alive && e.end() > now && e.standing() > best.standing() {
 			best, bestKind = e, kind
-			if e.end() <= now {
-				buf = nil // it holds the stale entry, while we look for a live one
-			}
-		}
-		if best.end() > now {
-			break
+			buf = nil // taken
 		}
 	}
 	count := &c.counts[nameHash%uint64(len(c.counts))]
@@ -204,7 +201,10 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 	if set.Type == dnswire.TypeNS {
 		cut, hasCut := c.cutAt(nameHash, k, now)
 		if p.Granted != 0 {
-			kind = kindCut
+			// Without a grant in force, what the child says of itself makes none.
+			if set.Rank <= query.RankGlue || hasCut || k.Name == dnsname.Root {
+				kind = kindCut
+			}
 			if above, ok := c.grantAbove(k, now); ok {
 				end = min(end, above)
 			}
@@ -240,19 +240,10 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 // referral denies the DS record of its zone by a proof without SOA. A validator calls it again with the status
 // it found.
 func (c *Cache) PutNegative(k Key, kind Kind, soa query.RRset, proof []query.RRset, status query.Status, now clock.Instant) bool {
-	first := soa.First()
-	hasSOA := soa.Type == dnswire.TypeSOA && len(first) >= 22
-	if kind == NoKind || !hasSOA && (soa.Type != 0 || len(proof) == 0) {
+	life, ok := c.negativeLife(soa, proof)
+	if kind == NoKind || !ok {
 		return false
 	}
-	ttl := uint32(math.MaxInt32)
-	if hasSOA {
-		ttl = min(soa.TTL, dnswire.Uint32(first[len(first)-4:]))
-	}
-	for i := range proof {
-		ttl = min(ttl, proof[i].TTL)
-	}
-	life := min(seconds(ttl), c.opts.MaxNegativeTTL, c.opts.MaxTTL)
 	if status == query.Bogus {
 		life = min(life, bogusTTL)
 	}

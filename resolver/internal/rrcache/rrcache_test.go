@@ -258,8 +258,9 @@ func TestGhostDomains(t *testing.T) {
 	if z := zoneAt("www.ghost.com.", 500*s); z != name("com.") {
 		t.Errorf("ghost: %v still holds", z)
 	}
-	// With no grant in force the child's set is plain data.
+	// With no grant in force the child's set is plain data, whatever it is put with.
 	put(nsSet("ghost.com.", 86400, query.RankAnswer, "new.ghost.com."), 0, 501*s)
+	put(nsSet("ghost.com.", 86400, query.RankAnswer, "new.ghost.com."), 86400*s, 501*s)
 	if z := zoneAt("www.ghost.com.", 502*s); z != name("com.") {
 		t.Errorf("ungranted set became a cut: %v", z)
 	}
@@ -350,6 +351,15 @@ func TestDenials(t *testing.T) {
 	if _, f := c.Get(nodata, at(4*s)); !f.OK || f.Negative.Kind != NoKind {
 		t.Errorf("%+v", f)
 	}
+	// A denial that nobody has checked, or that is Bogus, does not hide what is Secure.
+	for _, st := range []query.Status{query.Unchecked, query.Bogus} {
+		c.PutNegative(nx, NXDomain, soa, proof, st, at(4*s))
+		if got, f := c.Get(nx, at(4*s)); f.Negative.Kind != NoKind || got.Status != query.Secure {
+			t.Errorf("%v NXDOMAIN hides Secure data: %+v", st, f)
+		}
+	}
+	c.PutNegative(nx, NXDomain, soa, proof, query.Secure, at(4*s))
+	check(nx, NXDomain, query.Secure, proof, 4*s, 100)
 	// And the other way round: a newer denial of equal rank hides data.
 	c.PutNegative(nodata, NoData, soa, nil, query.Insecure, at(5*s))
 	check(nodata, NoData, query.Insecure, nil, 5*s, 100)
@@ -491,7 +501,7 @@ func TestAgainstModel(t *testing.T) {
 		end clock.Instant
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	c := newCache(Options{Bytes: 8 << 20, MaxTTL: 500 * s, MaxStale: 50 * s})
+	c := newCache(Options{Bytes: 2 << 20, MaxTTL: 500 * s, MaxStale: 50 * s})
 	model := map[Key]stored{}
 	now := start
 	standing := func(s query.RRset) query.Rank {
@@ -507,7 +517,7 @@ func TestAgainstModel(t *testing.T) {
 	for i := range names {
 		names[i] = name(string(rune('a'+i%26)) + string(rune('a'+i/26)) + ".example.")
 	}
-	for range 100000 {
+	for range 20000 {
 		now = now.Add(time.Duration(r.IntN(int(s))))
 		k := Key{names[r.IntN(len(names))], uint16(100 + r.IntN(3)), 1, query.View(r.IntN(2)), query.Subnet{}}
 		if r.IntN(2) == 0 {
@@ -560,11 +570,11 @@ func TestAgainstModel(t *testing.T) {
 // the budget that sets get.
 func TestBytesForAName(t *testing.T) {
 	if testing.Short() {
-		t.Skip("fills 8 MiB")
+		t.Skip("fills 1.5 MiB")
 	}
-	const budget = 8 << 20
+	const budget = 2 << 20
 	c := newCache(Options{Bytes: budget * 3 / 4})
-	const n = 200000
+	const n = 30000
 	host := func(i int) dnsname.Name {
 		return name("host" + string([]byte{byte('0' + i/100000%10), byte('0' + i/10000%10), byte('0' + i/1000%10), byte('0' + i/100%10), byte('0' + i/10%10), byte('0' + i%10)}) + ".zone.example.com.")
 	}
