@@ -56,25 +56,27 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 	defer timer.Stop()
 	for {
 		if s.waiting == nil && s.inFlight < maxInFlight {
-			a, err := s.next()
-			if err != nil {
-				return response{}, err
+			// Servers that stay silent after two questions each are not worth a third while there are others
+			// to be found.
+			var a *attempt
+			if s.answered || s.timeouts < 2*len(z.servers) || !z.hasNames() {
+				a = s.next()
+			}
+			if a == nil && (s.inFlight == 0 || !s.answered && z.hasNames()) && s.fallback == nil && !s.over() {
+				found, err := r.more(z, s.answered)
+				if err != nil {
+					return response{}, err
+				}
+				if found {
+					continue
+				}
+				a = s.lastResort()
 			}
 			if a != nil {
 				s.send(a)
 				timer.Reset(a.patience)
 			} else if s.inFlight == 0 {
-				if s.fallback != nil || s.over() {
-					return s.conclude()
-				}
-				found, err := r.more(z, s.answered)
-				if err != nil {
-					return response{}, err
-				}
-				if !found {
-					return s.conclude()
-				}
-				continue
+				return s.conclude()
 			}
 		}
 		if left := s.left(); left <= 0 || minimised && s.timeouts >= minimisedTimeouts {
@@ -165,14 +167,14 @@ func (s *step) over() bool {
 }
 
 // next chooses whom to ask, or returns nil if there is nobody to ask now.
-func (s *step) next() (*attempt, error) {
+func (s *step) next() *attempt {
 	if s.over() || s.left() <= 0 {
-		return nil, nil
+		return nil
 	}
 	if a := s.again; a != nil {
 		s.again = nil
 		if s.admit(a) {
-			return a, nil
+			return a
 		}
 	}
 	now := clock.Elapsed()
@@ -183,27 +185,27 @@ func (s *step) next() (*attempt, error) {
 			_, asked := s.asked[a]
 			return asked || s.done[a] || s.avoids(a)
 		})
-		if !ok && s.inFlight < 2 {
+		if !ok {
 			c, ok = s.r.it.opts.Servers.Pick(now, s.z.name, candidates, func(a netip.AddrPort) bool {
 				return s.done[a] || s.avoids(a)
 			})
 		}
 		if !ok {
-			return s.lastResort(), nil
+			return nil
 		}
 		a := &attempt{Choice: c, manner: s.asked[c.Server], patience: c.Patience}
 		a.noEDNS = a.noEDNS || c.NoEDNS
 		a.noOptions = a.noOptions || c.NoOptions
 		a.tcp = a.tcp || c.TCP
 		if s.admit(a) {
-			return a, nil
+			return a
 		}
 	}
 }
 
 // lastResort returns one attempt over TCP, when UDP brought nothing from anybody: some networks lose it all.
 func (s *step) lastResort() *attempt {
-	if s.triedTCP || s.answered || s.minimised || s.inFlight > 0 || s.timeouts < 2 || len(s.z.servers) == 0 {
+	if s.triedTCP || s.answered || s.minimised || s.over() || s.timeouts < 2 || len(s.z.servers) == 0 {
 		return nil
 	}
 	s.triedTCP = true

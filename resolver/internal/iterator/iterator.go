@@ -49,13 +49,13 @@ func (it *Iterator) Again(ctx context.Context, tree *query.Tree, q query.Questio
 	return it.resolve(ctx, tree, q, true, avoid)
 }
 
-// Cached answers q from the cache alone, or reports that it cannot. With stale, data past its end will do, and
-// the result says so; its TTLs are then 0 where they have ended.
-func (it *Iterator) Cached(q query.Question, stale bool) (query.Unvalidated, bool) {
+// Cached answers q from the cache alone, or reports that it cannot. With a staleTTL above 0 data past its end
+// will do; it then has that TTL, and the result says so.
+func (it *Iterator) Cached(q query.Question, staleTTL uint32) (query.Unvalidated, bool) {
 	if q.Class != dnswire.ClassIN || q.Name == "" || metaType(q.Type) {
 		return query.Unvalidated{}, false
 	}
-	r := &run{it: it, q: q, now: clock.Elapsed(), offline: true, stale: stale}
+	r := &run{it: it, q: q, now: clock.Elapsed(), offline: true, staleTTL: staleTTL}
 	out, err := r.resolve()
 	return out, err == nil
 }
@@ -213,11 +213,12 @@ type run struct {
 	q     query.Question
 	fresh bool // ask, though the cache knows
 	avoid []netip.AddrPort
-	// offline: only the cache is used; stale: what it has past its end too.
-	offline, stale bool
-	parent         *run // which waits for this one; nil for the client's
-	depth          int
-	family         *kin
+	// offline: only the cache is used; staleTTL, if above 0, is the TTL of what it has past its end.
+	offline  bool
+	staleTTL uint32
+	parent   *run // which waits for this one; nil for the client's
+	depth    int
+	family   *kin
 
 	out query.Unvalidated
 }

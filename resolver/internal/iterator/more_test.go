@@ -535,23 +535,23 @@ func TestCached(t *testing.T) {
 	bubble(t, zones{leafZone("leaf.lab.", "alias CNAME www.x.lab."), {Name: "x.lab.", Servers: servers(s3), Records: "www 60 A 198.51.100.5", NegativeTTL: 60}}, nil, func(r *rig) {
 		r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 8 << 20, MaxStale: time.Hour})
 		r.it = New(r.opts)
-		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), true); ok {
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), 30); ok {
 			t.Errorf("%q from nothing", answerText(out))
 		}
 		r.want("alias.leaf.lab.", typeA, "NOERROR", "alias.leaf.lab. CNAME www.x.lab.", "www.x.lab. A 198.51.100.5")
 		r.want("nx.x.lab.", typeA, "NXDOMAIN")
 		r.ResetLog()
-		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), false); !ok || out.Stale || len(out.Answer) != 2 {
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), 0); !ok || out.Stale || len(out.Answer) != 2 {
 			t.Errorf("%v, %q", ok, answerText(out))
 		}
 		time.Sleep(61 * time.Second)
-		if _, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), false); ok {
+		if _, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), 0); ok {
 			t.Error("stale data, though not asked for")
 		}
-		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), true); !ok || !out.Stale || len(out.Answer) != 2 {
+		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), 30); !ok || !out.Stale || len(out.Answer) != 2 || out.Answer[1].TTL != 30 {
 			t.Errorf("stale: %v, %+v", ok, out)
 		}
-		if out, ok := r.it.Cached(ask("nx.x.lab.", typeA), true); !ok || !out.Stale || out.RCode != dnswire.RCodeNXDomain {
+		if out, ok := r.it.Cached(ask("nx.x.lab.", typeA), 30); !ok || !out.Stale || out.RCode != dnswire.RCodeNXDomain || out.Authority[0].TTL != 30 {
 			t.Errorf("stale: %v, %+v", ok, out)
 		}
 		if n := r.sent(nil); n != 0 {
@@ -582,5 +582,64 @@ func TestServersDisagree(t *testing.T) {
 			r.want("www.mix.lab.", typeAAAA, "NOERROR")
 			r.want("www.mix.lab.", typeA, "NOERROR", "www.mix.lab. A 198.51.100.1")
 		}
+	})
+}
+
+// TTLs are those that the cache keeps: within its bounds, and within the parent's grant; a denial's is the SOA
+// record's MINIMUM (D01, D16, D32).
+func TestTTLs(t *testing.T) {
+	ttls := func(out query.Unvalidated) (all []uint32) {
+		for _, s := range append(out.Answer, out.Authority...) {
+			all = append(all, s.TTL)
+		}
+		return all
+	}
+	bubble(t, zones{
+		{Name: "ttl.lab.", Servers: servers(s1), Records: "long 900000 A 198.51.100.1\nshort 5 A 198.51.100.1\nalias 7 CNAME long", TTL: 3600, NegativeTTL: 60},
+	}, nil, func(r *rig) {
+		r.hook("127.53.1.7", func(q siminternet.Query) *siminternet.Reply {
+			m := q.Answer()
+			for _, rr := range m.Ns {
+				rr.Header().Ttl = 500
+			}
+			return &siminternet.Reply{Msg: m}
+		})
+		for _, c := range []struct {
+			name string
+			want []uint32 // at once, then after 3 s
+		}{
+			{"long", []uint32{500, 497}}, {"short", []uint32{5, 2}}, {"nx", []uint32{60, 57}}, {"alias", []uint32{7, 500, 4, 497}},
+		} {
+			r.forget()
+			out, err := r.ask(ask(c.name+".ttl.lab.", typeA))
+			time.Sleep(3 * time.Second)
+			again, err2 := r.ask(ask(c.name+".ttl.lab.", typeA))
+			if got := append(ttls(out), ttls(again)...); err != nil || err2 != nil || !again.Cached || !slices.Equal(got, c.want) {
+				t.Errorf("%s: %v %v, TTLs %v, want %v", c.name, err, err2, got, c.want)
+			}
+		}
+	})
+}
+
+// A25 the other way: the parent's servers are dead, those that the child alone named are not.
+func TestServersOfTheChildAlone(t *testing.T) {
+	bubble(t, zones{leafZone("leaf.lab.", "www2 A 198.51.100.2"), {Name: "host.example.", Servers: servers(s3), Records: "ns A " + s4}, {Name: "four.lab.", Servers: servers(s4)}}, nil, func(r *rig) {
+		own := func(q siminternet.Query) *siminternet.Reply {
+			switch asked(q) {
+			case "leaf.lab. NS":
+				return say(q, true, 0, "leaf.lab. NS ns.host.example.", "", "")
+			case "www2.leaf.lab. A":
+				return say(q, true, 0, "www2.leaf.lab. A 198.51.100.2", "", "")
+			}
+			return nil
+		}
+		r.hook(s1, own)
+		r.hook(s2, own)
+		r.want("leaf.lab.", dnswire.TypeNS, "NOERROR", "leaf.lab. NS ns.host.example.")
+		r.behave(s1, siminternet.Behaviour{Silent: true})
+		r.behave(s2, siminternet.Behaviour{Silent: true})
+		r.behave(s4, siminternet.Behaviour{Hook: own})
+		r.ResetLog()
+		r.want("www2.leaf.lab.", typeA, "NOERROR", "www2.leaf.lab. A 198.51.100.2")
 	})
 }

@@ -25,8 +25,15 @@ func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
 func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RRset, rrcache.Found) {
 	k := rrcache.Key{Name: name, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
 	s, found := r.it.opts.RRsets.Get(k, r.now)
-	if found.Stale && r.stale {
+	if found.Stale && r.staleTTL > 0 {
 		found.OK, r.out.Stale = true, true
+		s.TTL = r.staleTTL
+		if n := &found.Negative; n.Kind != rrcache.NoKind {
+			n.TTL, n.SOA.TTL = r.staleTTL, r.staleTTL
+			for i := range n.Proof {
+				n.Proof[i].TTL = r.staleTTL
+			}
+		}
 	}
 	return s, found
 }
@@ -170,14 +177,15 @@ func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, kno
 
 // keep stores what a response about (name, typ) says, and marks its sets with their rank.
 func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
-	now := r.now
+	now, c := r.now, r.it.opts.RRsets
+	lease := z.left(now)
 	rank := query.RankAnswer
 	if res.weak || z.forward {
 		rank = query.RankNonAuth
 	}
 	for i := range res.chain {
 		s := &res.chain[i]
-		s.Rank = rank
+		s.Rank, s.TTL = rank, min(c.TTL(s.TTL), lease)
 		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
 		}
@@ -188,17 +196,25 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 		if s.Type != dnswire.TypeNS { // with a time, it would be a delegation
 			p.Granted = z.granted
 		}
-		r.it.opts.RRsets.Put(r.q.View, subnet, *s, p, now)
+		c.Put(r.q.View, subnet, *s, p, now)
 	}
-	if res.soa == nil {
+	if res.soa == nil || res.kind != kindNXDomain && res.kind != kindNoData {
 		return // a denial without SOA is not kept (RFC 2308 section 5)
+	}
+	// The denial is passed on with the TTL it is kept with (RFC 2308 section 3).
+	soa := *res.soa
+	soa.TTL = min(c.NegativeTTL(soa, res.proof), lease)
+	soa.Rank = query.RankAuthority
+	res.soa = &soa
+	for i := range res.proof {
+		res.proof[i].TTL, res.proof[i].Rank = soa.TTL, query.RankAuthority
 	}
 	k := rrcache.Key{Name: res.last, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
 	switch {
 	case res.kind == kindNXDomain:
-		r.it.opts.RRsets.PutNegative(k, rrcache.NXDomain, *res.soa, res.proof, query.Unchecked, now)
+		c.PutNegative(k, rrcache.NXDomain, *res.soa, res.proof, query.Unchecked, now)
 	case res.kind == kindNoData && typ != dnswire.TypeANY && typ != dnswire.TypeRRSIG:
-		r.it.opts.RRsets.PutNegative(k, rrcache.NoData, *res.soa, res.proof, query.Unchecked, now)
+		c.PutNegative(k, rrcache.NoData, *res.soa, res.proof, query.Unchecked, now)
 	}
 }
 

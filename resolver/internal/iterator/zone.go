@@ -1,8 +1,10 @@
 package iterator
 
 import (
+	"math"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -18,12 +20,20 @@ type cut struct {
 	servers []netip.AddrPort
 	// nameless are NS names of which no address is known, halfKnown those of which one family is missing.
 	nameless, halfKnown []dnsname.Name
-	resolved            int // NS names looked up for this delegation
+	// children are NS names that the child alone gives. They are worth asking when the parent's do not answer.
+	children []dnsname.Name
+	resolved int // NS names looked up for this delegation
 
 	cached  bool // the delegation was known before this run
 	static  bool // a configured zone
 	forward bool
 	first   bool
+}
+
+// left returns how long the grant lasts, in seconds, rounded up.
+func (z *cut) left(now clock.Instant) uint32 {
+	const second = clock.Instant(time.Second)
+	return uint32(min(max((z.granted-now+second-1)/second, 0), math.MaxInt32))
 }
 
 // start returns the deepest cut known from which the name can be reached. With above, it is a cut strictly
@@ -77,7 +87,24 @@ func (r *run) deepest(name dnsname.Name) *cut {
 	}
 	z := &cut{name: zone, granted: granted, cached: true}
 	r.fill(z, &ns, nil)
+	if own, ok := r.get(zone, dnswire.TypeNS); ok && answers(&own) {
+		for d := range query.RDatas(first(own.Data, maxNames)) {
+			if name := nameIn(dnswire.TypeNS, d); name != "" && !names(&ns, name) {
+				z.children = append(z.children, name)
+			}
+		}
+	}
 	return z
+}
+
+// names reports whether an NS set names a server.
+func names(ns *query.RRset, server dnsname.Name) bool {
+	for d := range query.RDatas(ns.Data) {
+		if nameIn(dnswire.TypeNS, d) == server {
+			return true
+		}
+	}
+	return false
 }
 
 // root returns the root zone: its servers as primed, or as hinted.
@@ -186,6 +213,21 @@ func (r *run) addServer(z *cut, a netip.AddrPort) {
 // itself, and other addresses of the same servers are not worth looking for.
 func (r *run) more(z *cut, answered bool) (bool, error) {
 	before := len(z.servers)
+	if !answered {
+		for _, name := range z.children {
+			for _, typ := range familyTypes {
+				known, _ := r.addressSet(name, typ)
+				for _, a := range known[:min(len(known), maxPerName)] {
+					r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
+				}
+			}
+			z.nameless = append(z.nameless, name)
+		}
+		z.children = nil
+		if len(z.servers) > before {
+			return true, nil
+		}
+	}
 	for {
 		for range maxRound {
 			name := z.nextName(answered)
@@ -204,6 +246,21 @@ func (r *run) more(z *cut, answered bool) (bool, error) {
 			return true, nil
 		}
 	}
+}
+
+// hasNames reports whether NS names are left that more might resolve when nobody answers.
+func (z *cut) hasNames() bool {
+	if len(z.children) > 0 {
+		return true
+	}
+	for _, from := range [][]dnsname.Name{z.nameless, z.halfKnown} {
+		for _, name := range from {
+			if z.resolved < maxGlueless && !name.IsWithin(z.name) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // nextName takes the next NS name that is worth resolving, "" if there is none.
