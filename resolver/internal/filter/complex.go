@@ -3,6 +3,7 @@ package filter
 import (
 	"cmp"
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"net/netip"
 	"regexp"
@@ -23,6 +24,7 @@ type rule struct {
 	line  uint32
 	list  uint16
 	flags ruleFlags
+	least uint8 // the shortest name that can match
 }
 
 type ruleFlags uint8
@@ -77,6 +79,10 @@ func newRule(r *rulelist.Rule, list uint16) rule {
 		c.flags |= isAddr
 	}
 	c.twin = twin(r)
+	c.least = uint8(min(255, len(c.glob.Text)-strings.Count(c.glob.Text, "*")))
+	if c.isRegex() {
+		c.least = uint8(min(255, c.more.pre.shortest))
+	}
 	return c
 }
 
@@ -182,17 +188,25 @@ func (x *rules) anchor(key *dnsname.Key) {
 		n += len(x.all[i].glob.Text)
 	}
 	count := newCounts(n)
+	for _, s := range common {
+		for i := range len(s) - 3 {
+			count.add(gram(s[i:i+4]), 1000)
+			if i+8 <= len(s) {
+				count.add(gram(s[i:i+8]), 1000)
+			}
+		}
+	}
 	for i := range x.all {
 		for _, l := range x.all[i].literals() {
 			for g := range grams(l) {
-				count.add(g)
+				count.add(g, 1)
 			}
 		}
 	}
 	var name [256]byte
 	for i := range x.all {
 		if _, n := x.all[i].suffix(&name); n > 0 {
-			count.add(key.Hash(name[:n]))
+			count.add(key.Hash(name[:n]), 1)
 		}
 	}
 	var suffix, dot, label8, label4, by8, by4 []pair
@@ -216,6 +230,12 @@ func (x *rules) anchor(key *dnsname.Key) {
 	for i := range x.all {
 		r, id := &x.all[i], uint32(i)
 		if r.isRegex() {
+			if p := r.more.pre.prefixes; len(p) > 0 && shortest(p) >= 4 {
+				for _, l := range p {
+					label4 = append(label4, pair{gram(l[:4]), id})
+				}
+				continue
+			}
 			// Any of the literals may be the one, so the rule hangs off each.
 			if lits := r.literals(); len(lits) > 0 && shortest(lits) >= 4 {
 				for _, l := range lits {
@@ -239,7 +259,7 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 		}
 		switch {
-		case labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= 4*crowded):
+		case labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= crowded):
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		case atLabel && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			label8 = append(label8, pair{gram(first[:8]), id})
@@ -265,6 +285,10 @@ func (x *rules) anchor(key *dnsname.Key) {
 	slices.SortFunc(x.dropped, func(a, b Dropped) int { return cmp.Or(cmp.Compare(a.List, b.List), cmp.Compare(a.Line, b.Line)) })
 	x.dropped = slices.Compact(x.dropped)
 }
+
+// common are parts of very many names: rules are better found by anything else they have.
+var common = []string{"in-addr.arpa", "ip6.arpa", ".com", ".net", ".org", "www.", ".co.", "cdn.", "api.", ".google", "googleapis.com",
+	".amazonaws.com", ".cloudfront.net", ".akamai", ".microsoft.com", ".windows.net", ".azure", ".apple.com", ".icloud.com", ".facebook.com"}
 
 // crowded is how many rules may have a string at the start of a label before something rarer is looked for.
 const crowded = 8
@@ -302,9 +326,9 @@ func newCounts(strings int) counts {
 	return counts{make([]uint16, 1<<k), uint8(64 - k)}
 }
 
-func (c counts) add(gram uint64) {
-	n := &c.n[spread(gram)>>c.shift]
-	*n = min(*n, 65534) + 1
+func (c counts) add(gram uint64, n uint16) {
+	at := &c.n[spread(gram)>>c.shift]
+	*at = min(*at, math.MaxUint16-n) + n
 }
 
 func (c counts) of(gram uint64) uint32 { return uint32(c.n[spread(gram)>>c.shift]) }
@@ -600,7 +624,7 @@ func le32(s string) uint64 {
 // try judges one rule.
 func (j *judgement) try(x *rules, id uint32, text string) {
 	r := &x.all[id]
-	if !j.lists.Has(int(r.list)) {
+	if len(text) < int(r.least) || !j.lists.Has(int(r.list)) {
 		return
 	}
 	rk := rank(r.flags&isAllow != 0, r.flags&isImportant != 0)

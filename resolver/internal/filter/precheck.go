@@ -22,7 +22,7 @@ type precheck struct {
 func newPrecheck(re *syntax.Regexp) *precheck {
 	p := &precheck{anchors: anchors(re), needs: needs(re, nil), shortest: minLen(re)}
 	if parts := flat(re); parts[0].Op == syntax.OpBeginText {
-		if p.prefixes = prefixes([]string{""}, parts[1:]); slices.Contains(p.prefixes, "") {
+		if p.prefixes, _ = prefixes([]string{""}, parts[1:]); slices.Contains(p.prefixes, "") {
 			p.prefixes = nil
 		}
 	}
@@ -60,59 +60,55 @@ func flat(re *syntax.Regexp) []*syntax.Regexp {
 	return []*syntax.Regexp{re}
 }
 
-// prefixes extends each of the strings by what the parts in a row can begin with, as far as that is a few
-// plain bytes.
-func prefixes(before []string, parts []*syntax.Regexp) []string {
-	const most = 32
+// prefixes extends each of the strings by what the parts in a row begin with, as far as that is a few plain
+// bytes. It reports whether that was all of them.
+func prefixes(before []string, parts []*syntax.Regexp) (after []string, whole bool) {
+	const most = 128
 	for _, re := range parts {
 		var next []string
+		whole := true
 		switch re.Op {
 		case syntax.OpLiteral:
-			if literal(re) == "" {
-				return before
-			}
 			next = []string{literal(re)}
 		case syntax.OpCharClass:
 			for i := 0; i < len(re.Rune); i += 2 {
 				if re.Rune[i+1] >= 0x80 || re.Rune[i+1]-re.Rune[i] >= most {
-					return before
+					return before, false
 				}
 				for r := re.Rune[i]; r <= re.Rune[i+1]; r++ {
 					next = appendNew(next, strings.ToLower(string(r)))
 				}
 			}
+		case syntax.OpPlus, syntax.OpRepeat:
+			if re.Op == syntax.OpRepeat && re.Min == 0 {
+				return before, false
+			}
+			next, _ = prefixes([]string{""}, flat(re.Sub[0]))
+			whole = false // once is sure; how it goes on is not
 		case syntax.OpAlternate:
 			for _, s := range re.Sub {
-				for _, p := range prefixes([]string{""}, flat(s)) {
+				some, all := prefixes([]string{""}, flat(s))
+				whole = whole && all
+				for _, p := range some {
 					next = appendNew(next, p)
 				}
 			}
-			if slices.Contains(next, "") {
-				return before
-			}
-			// What follows an alternative that was cut short is not known, so this is the last part.
-			return product(before, next, most)
-		case syntax.OpCapture:
-			return prefixes(before, append(flat(re), parts[1:]...))
 		default:
-			return before
+			return before, false
 		}
-		after := product(before, next, most)
-		if len(after) == len(before) && after[0] == before[0] {
-			return before
+		if len(next) == 0 || slices.Contains(next, "") || len(before)*len(next) > most {
+			return before, false
 		}
-		before = after
-		parts = parts[1:]
+		before = product(before, next)
+		if !whole {
+			return before, false
+		}
 	}
-	return before
+	return before, true
 }
 
-// product returns all pairs joined, or a if they would be more than most.
-func product(a, b []string, most int) []string {
-	if len(a)*len(b) > most {
-		return a
-	}
-	var c []string
+// product returns all pairs joined.
+func product(a, b []string) (c []string) {
 	for _, x := range a {
 		for _, y := range b {
 			c = appendNew(c, x+y)
