@@ -449,6 +449,25 @@ func TestReadersNeverSeeTornEntries(t *testing.T) {
 	}
 }
 
+// The same key written again at the same place, after all was evicted, is another version: a reader that
+// comes back late cannot take what it copied for whole.
+func TestReusedPlaceIsAnotherVersion(t *testing.T) {
+	tb := NewTable(Options{})
+	tb.put(keyOf(1), []byte("one"), 0)
+	p, fresh := tb.Probe(hash(keyOf(1))), tb.Probe(hash(keyOf(1)))
+	p.Next()
+	tb.Clear()
+	tb.put(keyOf(1), []byte("two"), 0)
+	fresh.Next()
+	if (p.word^fresh.word)>>offsetShift&offsetMask != 0 || p.slot != fresh.slot {
+		t.Fatal("not the same place: the test shows nothing")
+	}
+	var b [7]byte
+	if p.Copy(b[:]) || !fresh.Copy(b[:]) {
+		t.Error("an old version was taken for the new one")
+	}
+}
+
 func TestCopyAndStore(t *testing.T) {
 	words := Reserve(1024).Words()
 	for n := range 40 {
