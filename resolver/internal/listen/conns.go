@@ -104,6 +104,10 @@ type Acceptor struct {
 	// any time); further connections are closed before they cost anything.
 	TLS        *tls.Config
 	Handshakes *atomic.Int64
+	// FromProxy, if not nil, names the addresses whose connections must begin with a PROXY header, which then
+	// tells the source and the local address. The gate counts what the header tells, so that one proxy may
+	// bring many clients.
+	FromProxy func(netip.Addr) bool
 	// Serve is called in the connection's goroutine. When it returns the connection is closed. c is a
 	// *tls.Conn if TLS is set.
 	Serve func(c net.Conn, source, local netip.AddrPort)
@@ -134,28 +138,55 @@ func (a *Acceptor) Run(ctx context.Context) error {
 		}
 		pause = 0
 		source, local := AddrPort(c.RemoteAddr()), AddrPort(c.LocalAddr())
-		if why := a.Gate.Enter(source.Addr()); why != query.NotRefused {
-			a.Counters.Refused[why].Add(1)
-			reset(c)
+		if a.FromProxy != nil && a.FromProxy(source.Addr()) {
+			wg.Go(func() {
+				p, err := readProxyFrom(c)
+				if err != nil {
+					a.Counters.Malformed.Add(1)
+					reset(c)
+					return
+				}
+				if p.Source.IsValid() {
+					source, local = p.Source, p.Local
+				}
+				if a.admit(c, source) {
+					a.serve(ctx, c, source, local)
+				}
+			})
 			continue
 		}
-		a.Counters.Accepted.Add(1)
-		a.Counters.Active.Add(1)
-		wg.Go(func() {
-			defer func() {
-				c.Close()
-				a.Counters.Active.Add(-1)
-				a.Gate.Leave(source.Addr())
-			}()
-			if a.TLS == nil {
-				a.Serve(c, source, local)
-				return
-			}
-			if t := a.handshake(ctx, c); t != nil {
-				a.Serve(t, source, local)
-				t.Close()
-			}
-		})
+		if a.admit(c, source) {
+			wg.Go(func() { a.serve(ctx, c, source, local) })
+		}
+	}
+}
+
+// admit asks the gate, and closes the connection if it refuses.
+func (a *Acceptor) admit(c net.Conn, source netip.AddrPort) bool {
+	if why := a.Gate.Enter(source.Addr()); why != query.NotRefused {
+		a.Counters.Refused[why].Add(1)
+		reset(c)
+		return false
+	}
+	a.Counters.Accepted.Add(1)
+	a.Counters.Active.Add(1)
+	return true
+}
+
+// serve serves a connection that was admitted.
+func (a *Acceptor) serve(ctx context.Context, c net.Conn, source, local netip.AddrPort) {
+	defer func() {
+		c.Close()
+		a.Counters.Active.Add(-1)
+		a.Gate.Leave(source.Addr())
+	}()
+	if a.TLS == nil {
+		a.Serve(c, source, local)
+		return
+	}
+	if t := a.handshake(ctx, c); t != nil {
+		a.Serve(t, source, local)
+		t.Close()
 	}
 }
 

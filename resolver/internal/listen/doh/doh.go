@@ -55,6 +55,8 @@ type Options struct {
 	Handshakes *atomic.Int64
 	// Gate limits connections. Default: 4096 in all and 64 a source.
 	Gate listen.Gate
+	// FromProxy names the addresses whose connections must begin with a PROXY header, version 2. Default: none.
+	FromProxy func(netip.Addr) bool
 	// Desks are lent to requests. Default: as many as processors.
 	Desks listen.Desks
 	// Path is where queries are taken. Default "/dns-query".
@@ -123,7 +125,7 @@ func New(o Options) *Server {
 		WriteTimeout:      answerTime,
 		IdleTimeout:       idleTime,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, peerOf(c))
+			return context.WithValue(ctx, peerKey{}, &tracked(c).peer)
 		},
 		// What it logs are faults of clients.
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
@@ -166,7 +168,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	})
 	a := &listen.Acceptor{
 		Listener: tracking{s.opts.Listener}, Gate: s.opts.Gate, Counters: &s.counters,
-		TLS: s.config, Handshakes: s.opts.Handshakes, Serve: s.handOver,
+		TLS: s.config, Handshakes: s.opts.Handshakes, FromProxy: s.opts.FromProxy, Serve: s.handOver,
 	}
 	err := a.Run(s.handshakes)
 	close(stopped)
@@ -186,8 +188,12 @@ func (s *Server) Close() error {
 }
 
 // handOver gives a connection to the HTTP server and waits until that has closed it.
-func (s *Server) handOver(c net.Conn, _, _ netip.AddrPort) {
+func (s *Server) handOver(c net.Conn, source, local netip.AddrPort) {
 	t := tracked(c)
+	t.peer = peer{source: source, local: local}
+	if e, ok := c.(*tls.Conn); ok {
+		t.peer.serverName = listen.ServerName(e)
+	}
 	select {
 	case s.conns.conns <- c:
 		select {
@@ -206,14 +212,6 @@ type peer struct {
 }
 
 type peerKey struct{}
-
-func peerOf(c net.Conn) *peer {
-	p := &peer{source: listen.AddrPort(c.RemoteAddr()), local: listen.AddrPort(c.LocalAddr())}
-	if t, ok := c.(*tls.Conn); ok {
-		p.serverName = listen.ServerName(t)
-	}
-	return p
-}
 
 // handover is the listener that the HTTP server sees: connections come to it after the limits and the TLS
 // handshake.
@@ -251,6 +249,7 @@ func (l tracking) Accept() (net.Conn, error) {
 
 type trackedConn struct {
 	net.Conn
+	peer   peer // set before the HTTP server has it
 	once   sync.Once
 	closed chan struct{}
 }

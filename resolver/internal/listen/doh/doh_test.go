@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -330,6 +331,29 @@ func TestConnectionAndHandshakeLimits(t *testing.T) {
 	}
 	if r.Counters().Active.Load() != 0 || gate.Share() != 0 {
 		t.Errorf("%d active, share %v after the end", r.Counters().Active.Load(), gate.Share())
+	}
+}
+
+func TestProxy(t *testing.T) {
+	h := new(listentest.Handler)
+	r := start(t, true, Options{Handler: h, FromProxy: func(a netip.Addr) bool { return a.IsLoopback() }})
+	c := r.client(t, 2)
+	tr := c.Transport.(*http.Transport)
+	dial := tr.DialContext
+	tr.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := dial(ctx, network, addr)
+		if err == nil {
+			_, err = c.Write(listentest.ProxyHeader("[2001:db8::7]:4000", "[2001:db8::53]:443"))
+		}
+		return c, err
+	}
+	resp, err := c.Get(r.url("/dns-query?dns=" + param(listentest.Query(1, "miss.example."))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if q := h.Last(); q.Source.String() != "[2001:db8::7]:4000" || q.Local.String() != "[2001:db8::53]:443" || q.ServerName != "dns.example" {
+		t.Errorf("source %v, local %v, server name %q", q.Source, q.Local, q.ServerName)
 	}
 }
 

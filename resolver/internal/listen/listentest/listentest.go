@@ -4,6 +4,8 @@
 package listentest
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -107,4 +109,18 @@ func Query(id uint16, name string) []byte {
 	dnswire.Header{ID: id, Flags: dnswire.FlagRD, QD: 1}.Put(b)
 	b = append(b, n...)
 	return append(b, 0, 16, 0, 1)
+}
+
+// ProxyHeader returns a PROXY header, version 2, that tells these addresses of one family.
+func ProxyHeader(source, local string) []byte {
+	s, l := netip.MustParseAddrPort(source), netip.MustParseAddrPort(local)
+	family := byte(0x11)
+	if s.Addr().Is6() {
+		family = 0x21
+	}
+	addrs := append(s.Addr().AsSlice(), l.Addr().AsSlice()...)
+	addrs = binary.BigEndian.AppendUint16(addrs, s.Port())
+	addrs = binary.BigEndian.AppendUint16(addrs, l.Port())
+	b := append([]byte("\r\n\r\n\x00\r\nQUIT\n\x21"), family, 0, byte(len(addrs)))
+	return append(b, addrs...)
 }

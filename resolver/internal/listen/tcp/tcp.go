@@ -50,6 +50,8 @@ type Options struct {
 
 	// Gate limits connections. Default: 4096 in all and 64 a source.
 	Gate listen.Gate
+	// FromProxy names the addresses whose connections must begin with a PROXY header, version 2. Default: none.
+	FromProxy func(netip.Addr) bool
 	// Depth bounds how many queries of one connection are resolved at a time, pipelining; it may be changed
 	// at any time. Default 64.
 	Depth *atomic.Int64
@@ -115,7 +117,7 @@ func (s *Server) Addr() net.Addr { return s.opts.Listener.Addr() }
 // no more is accepted or read; queries under way are answered within Options.Drain. The error is nil unless
 // the listener failed.
 func (s *Server) Serve(ctx context.Context) error {
-	a := &listen.Acceptor{Listener: s.opts.Listener, Gate: s.opts.Gate, Counters: &s.counters, Serve: s.serve}
+	a := &listen.Acceptor{Listener: s.opts.Listener, Gate: s.opts.Gate, Counters: &s.counters, FromProxy: s.opts.FromProxy, Serve: s.serve}
 	if s.opts.Accept != nil {
 		s.opts.Accept(a)
 	}

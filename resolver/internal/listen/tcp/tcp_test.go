@@ -446,6 +446,33 @@ func TestConnectionLimits(t *testing.T) {
 	}
 }
 
+func TestProxy(t *testing.T) {
+	h := new(listentest.Handler)
+	g := listen.NewConnections(10, 1)
+	real(t, Options{Handler: h, Gate: g, FromProxy: func(a netip.Addr) bool { return a.IsLoopback() }}, func(t *testing.T, r rig) {
+		q := frames(listentest.Query(1, "miss.example."))
+		for _, client := range []string{"192.0.2.7:4000", "192.0.2.8:4000"} {
+			c := r.dial()
+			for _, b := range append(listentest.ProxyHeader(client, "198.51.100.1:53"), q...) {
+				write(t, c, []byte{b})
+			}
+			readFrame(t, c)
+			if last := h.Last(); last.Source.String() != client || last.Local.String() != "198.51.100.1:53" {
+				t.Errorf("source %v, local %v", last.Source, last.Local)
+			}
+		}
+		again := r.dial()
+		write(t, again, listentest.ProxyHeader("192.0.2.7:4001", "198.51.100.1:53"))
+		expectEnd(t, again) // the client has its share, though the proxy has not
+		without := r.dial()
+		write(t, without, q)
+		expectEnd(t, without)
+		if n := r.Counters().Malformed.Load(); n != 1 {
+			t.Errorf("%d malformed, want 1", n)
+		}
+	})
+}
+
 func TestGate(t *testing.T) {
 	g := listen.NewConnections(10, 1)
 	g.Exempt = func(a netip.Addr) bool { return a.IsLoopback() }

@@ -209,9 +209,15 @@ func (m *mmsg) gather(n int) {
 			}
 			// One look a batch will do, for the kernel queues them in order: the first is the oldest. It is
 			// compared with the clock that stamped it, steps and all, which package clock may not show.
-			if i == 0 && sent != 0 && time.Now().UnixNano()-sent > int64(MaxAge) {
-				w.server.counters.Old.Add(uint64(n))
-				return
+			if i == 0 && sent != 0 {
+				age := time.Now().UnixNano() - sent
+				if age > w.queueAge.Load() {
+					w.queueAge.Store(age)
+				}
+				if age > int64(MaxAge) {
+					w.server.counters.Old.Add(uint64(n))
+					return
+				}
 			}
 		}
 		if h.hdr.Flags&unix.MSG_TRUNC != 0 {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/listen"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
@@ -23,8 +24,19 @@ func (w *worker) serveBatch(now clock.Instant) {
 			continue
 		}
 		q.Source, q.Local, q.Scratch = d.from, d.local, &w.state.Scratch
+		data := d.data
+		if fromProxy := w.server.opts.FromProxy; fromProxy != nil && fromProxy(d.from.Addr()) {
+			p, n, err := listen.ReadProxy(data)
+			if err != nil {
+				w.server.counters.Proxy.Add(1)
+				continue
+			}
+			if data = data[n:]; p.Source.IsValid() {
+				q.Source, q.Local = p.Source, p.Local
+			}
+		}
 		a := &b.out[b.answers]
-		if f := q.Read(d.data); f != query.NoFault {
+		if f := q.Read(data); f != query.NoFault {
 			if f == query.Ignore {
 				continue
 			}

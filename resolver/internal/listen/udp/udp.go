@@ -51,6 +51,9 @@ type Options struct {
 
 	// Own are the addresses of our other sockets, which must not get answers.
 	Own []netip.AddrPort
+	// FromProxy names the addresses whose datagrams must begin with a PROXY header, version 2, which tells the
+	// source and the local address of the query; responses go to the proxy. Default: none.
+	FromProxy func(netip.Addr) bool
 	// Drain is how long queries may be resolved once the context has ended. Default 5 s.
 	Drain time.Duration
 	// ListenerID is put in each query.
@@ -63,6 +66,7 @@ type Counters struct {
 	Old      atomic.Uint64 // longer than MaxAge in the queue
 	Long     atomic.Uint64 // longer than MaxQuery
 	Source   atomic.Uint64 // from port 0 or from ourselves
+	Proxy    atomic.Uint64 // from a proxy without a right PROXY header
 	Unsent   atomic.Uint64 // responses that the kernel would not take
 }
 
@@ -116,6 +120,15 @@ func New(o Options) (*Server, error) {
 
 // Counters returns the server's counters.
 func (s *Server) Counters() *Counters { return &s.counters }
+
+// QueueAge returns the longest that a query was in a socket's queue since it was last called.
+func (s *Server) QueueAge() time.Duration {
+	var most int64
+	for _, w := range s.workers {
+		most = max(most, w.queueAge.Swap(0))
+	}
+	return time.Duration(most)
+}
 
 // Serve serves until ctx ends or Close is called, and returns when it has ended. When ctx ends no more is
 // received; queries under way are answered within Options.Drain. The error is nil unless a socket failed.
@@ -181,6 +194,8 @@ type worker struct {
 	state   *query.Worker
 	query   query.Query
 	batch   batch
+
+	queueAge atomic.Int64 // nanoseconds, the most since it was read
 }
 
 // sockets is how datagrams come and go: mmsg or plain.

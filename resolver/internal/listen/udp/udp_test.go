@@ -194,6 +194,25 @@ func TestWildcard(t *testing.T) {
 	}
 }
 
+func TestProxy(t *testing.T) {
+	u := bind(t, "127.0.0.1:0")
+	h := new(listentest.Handler)
+	s, _ := start(t, h, Options{Conns: []net.PacketConn{u}, FromProxy: func(a netip.Addr) bool { return a == netip.MustParseAddr("127.0.0.1") }})
+	c := dial(t, u.LocalAddr())
+	q := listentest.Query(1, "miss.example.")
+	header := listentest.ProxyHeader("192.0.2.7:4000", "198.51.100.1:53")
+	c.Write(q) // without: dropped
+	if r := exchange(t, c, append(header, q...)); r[1] != 1 {
+		t.Errorf("%x", r)
+	}
+	if last := h.Last(); last.Source.String() != "192.0.2.7:4000" || last.Local.String() != "198.51.100.1:53" {
+		t.Errorf("source %v, local %v", last.Source, last.Local)
+	}
+	if n := s.Counters().Proxy.Load(); n != 1 {
+		t.Errorf("%d without header, want 1", n)
+	}
+}
+
 func TestWorkersShareAnAddress(t *testing.T) {
 	conns, err := listen.OpenUDP(t.Context(), netip.MustParseAddrPort("127.0.0.1:0"), 3)
 	if err != nil {
@@ -233,6 +252,9 @@ func TestOldQueriesAreDropped(t *testing.T) {
 		if s.workers[0].batch.received != c.want {
 			t.Errorf("aged %v: %d kept, want %d", c.age, s.workers[0].batch.received, c.want)
 		}
+	}
+	if a := s.QueueAge(); a < MaxAge || s.QueueAge() != 0 {
+		t.Errorf("longest age %v", a)
 	}
 	if n := s.Counters().Old.Load(); n != 2 {
 		t.Errorf("%d counted as old, want 2", n)
