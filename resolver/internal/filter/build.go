@@ -47,7 +47,7 @@ func (m *Matcher) Stats() Stats {
 	for i := range m.layers {
 		t := m.layers[i].table
 		s.Rules += t.rules
-		s.Bytes += int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
+		s.Bytes += int64(cap(t.filter))*8 + int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
 	}
 	s.Rules += s.Patterns
 	for _, rs := range [][]rule{m.rules.all, m.bad} {

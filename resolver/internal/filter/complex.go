@@ -448,7 +448,7 @@ func newMultimap(ps []pair) (m multimap, over []uint32) {
 			distinct++
 		}
 	}
-	// Ten bits of filter a key or more, of which a key sets two: one absent key in fifty passes.
+	// Ten bits of filter a key or more, of which a key sets three: one absent key in a hundred passes.
 	words := bits.Len(uint(distinct / 6))
 	m = multimap{
 		filter: make([]uint64, 1<<words),
@@ -477,8 +477,8 @@ func newMultimap(ps []pair) (m multimap, over []uint32) {
 // spread makes the upper bits of a key's hash good ones.
 func spread(key uint64) uint64 { return (key ^ key>>29) * 0x9e3779b97f4a7c15 }
 
-// filterBits are the two bits of a filter word that a key sets.
-func filterBits(h uint64) uint64 { return 1<<(h>>32&63) | 1<<(h>>26&63) }
+// filterBits are the three bits of a filter word that a key sets.
+func filterBits(h uint64) uint64 { return 1<<(h>>32&63) | 1<<(h>>26&63) | 1<<(h>>20&63) }
 
 // may reports whether key may be in m, which must not be empty.
 func (m *multimap) may(h uint64) bool {

@@ -54,8 +54,12 @@ var kinds = func() (t [128]struct {
 // A table holds postings by hash, in order of hash: slot i lies at or after its hash's share of span, so a
 // search ends at the first greater hash or free slot. Sets of (kind, list) are interned.
 type table struct {
-	slots []slot
-	span  uint64
+	// filter answers most searches, which fail, from memory that is small enough to stay near: a power of two
+	// of words, indexed by the hash's first bits, of which a suffix sets three bits.
+	filter []uint64
+	shift  uint8
+	slots  []slot
+	span   uint64
 	// sets holds what slots refer to: sections, each a header and the words of a Set that are not zero.
 	// header = kind | words present << 8 | place of its first line << 16 | 1 << 63 if it is the last section
 	sets  []uint64
@@ -75,6 +79,9 @@ const single = 1 << 31
 // find returns the place of a hash.
 func (t *table) find(hash uint64) (int, bool) {
 	hash = max(hash, 1)
+	if b := filterBits(hash); t.filter[hash>>(t.shift&63)&uint64(len(t.filter)-1)]&b != b {
+		return 0, false
+	}
 	at, _ := bits.Mul64(hash, t.span)
 	for i := int(at); i < len(t.slots); i++ {
 		h := t.slots[i].hash
@@ -101,6 +108,8 @@ func newTable(ps []posting) *table {
 	}
 	t := &table{rules: len(ps), span: uint64(suffixes)*4/3 + 1}
 	t.slots = make([]slot, t.span, t.span+64)
+	words := bits.Len(uint(suffixes / 16)) // at least four bits a suffix
+	t.filter, t.shift = make([]uint64, 1<<words), uint8(64-words)
 	interned := map[string]uint32{}
 	var key []byte
 	next := 0
@@ -127,6 +136,7 @@ func newTable(ps []posting) *table {
 			}
 			s.set = set
 		}
+		t.filter[s.hash>>(t.shift&63)&uint64(len(t.filter)-1)] |= filterBits(s.hash)
 		home, _ := bits.Mul64(s.hash, t.span)
 		next = max(next, int(home))
 		if next >= len(t.slots) {
