@@ -79,7 +79,7 @@ func (r *rig) forget() {
 	if r.opts.Exchange != nil {
 		r.opts.Exchange.(*exchange.Exchange).Close()
 	}
-	r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 8 << 20})
+	r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 1 << 20})
 	r.opts.Servers = selection.New(selection.Options{Seed: [32]byte{1}})
 	r.opts.Exchange = exchange.New(exchange.Options{Transport: exchange.Dialing(r.net.Dial)})
 	r.it = New(r.opts)

@@ -533,7 +533,7 @@ func TestOnlyTCPWorks(t *testing.T) {
 
 func TestCached(t *testing.T) {
 	bubble(t, zones{leafZone("leaf.lab.", "alias CNAME www.x.lab."), {Name: "x.lab.", Servers: servers(s3), Records: "www 60 A 198.51.100.5", NegativeTTL: 60}}, nil, func(r *rig) {
-		r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 8 << 20, MaxStale: time.Hour})
+		r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 1 << 20, MaxStale: time.Hour})
 		r.it = New(r.opts)
 		if out, ok := r.it.Cached(ask("alias.leaf.lab.", typeA), 30); ok {
 			t.Errorf("%q from nothing", answerText(out))
