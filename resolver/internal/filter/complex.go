@@ -34,8 +34,9 @@ const (
 	isImportant
 	isBad
 	isHost
-	isAddr   // the pattern is an address
-	hasVoids // some list disables the rule: see rules.voids
+	isAddr    // the pattern is an address
+	hasVoids  // some list disables the rule: see rules.voids
+	isDropped // it costs too much: see Dropped
 )
 
 // more is what few rules need.
@@ -167,7 +168,7 @@ func newRules(key *dnsname.Key, rs []rule) *rules {
 			continue
 		}
 		r := rs[i]
-		r.flags &^= hasVoids
+		r.flags &^= hasVoids | isDropped
 		if s := bad[r.twin]; s != nil && r.flags&isHost == 0 {
 			r.flags |= hasVoids
 			if x.voids == nil {
@@ -279,6 +280,8 @@ func (x *rules) anchor(key *dnsname.Key) {
 		var over []uint32
 		*m, over = newMultimap(ps)
 		for _, id := range over {
+			// An expression may hang elsewhere too; a rule that some names would not meet is better met by none.
+			x.all[id].flags |= isDropped
 			x.dropped = append(x.dropped, Dropped{x.all[id].list, x.all[id].line})
 		}
 	}
@@ -624,7 +627,7 @@ func le32(s string) uint64 {
 // try judges one rule.
 func (j *judgement) try(x *rules, id uint32, text string) {
 	r := &x.all[id]
-	if len(text) < int(r.least) || !j.lists.Has(int(r.list)) {
+	if len(text) < int(r.least) || r.flags&isDropped != 0 || !j.lists.Has(int(r.list)) {
 		return
 	}
 	rk := rank(r.flags&isAllow != 0, r.flags&isImportant != 0)

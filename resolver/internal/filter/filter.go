@@ -18,8 +18,8 @@
 // few that have none are tried on every name. A base table and up to MaxOverlays younger ones are searched
 // together, so that a changed list costs its own size, and Merge makes them one again.
 //
-// Matching allocates nothing, does no I/O, and takes time that the lists' authors cannot stretch beyond a
-// scan of the rules that share a literal. The root name is never filtered.
+// Matching allocates nothing and does no I/O. A list's author can slow only names that meet his rules, and
+// those within limits: rules beyond them are left out and named (Dropped). The root name is never filtered.
 package filter
 
 import (
