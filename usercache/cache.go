@@ -42,6 +42,9 @@ func Open(o Options) (*Cache, error) {
 	if o.DetailsCached == 0 {
 		o.DetailsCached = 1 << 14
 	}
+	if o.ProfilesCached == 0 {
+		o.ProfilesCached = 1 << 13
+	}
 	if o.Logger == nil {
 		o.Logger = discard()
 	}
@@ -54,6 +57,7 @@ func Open(o Options) (*Cache, error) {
 	}
 	c := &Cache{opts: o, lock: lock, starts: countStart(o.Dir)}
 	c.details.slots = make([]atomic.Pointer[detailsEntry], o.DetailsCached)
+	c.profiles.init(o.ProfilesCached)
 	for _, kind := range Kinds {
 		d, err := c.load(kind)
 		if err != nil {
@@ -102,6 +106,10 @@ type Options struct {
 	// means 16,384.
 	DetailsCached int
 
+	// ProfilesCached is how many resolved profiles are kept for devices that ask again and again; 500 bytes
+	// each. Zero means 8,192. It is rounded up to a power of two.
+	ProfilesCached int
+
 	// Program is noted in the files, for people.
 	Program string
 	// Logger is told of what needs attention. Nil means nobody is.
@@ -123,6 +131,8 @@ type Cache struct {
 	config    atomic.Pointer[ConfigSnapshot]
 	secrets   atomic.Pointer[SecretsSnapshot]
 	details   detailsCache
+	profiles  profileCache
+	serial    uint64 // of the newest catalogue; under the lock of its dataset
 
 	stop  context.CancelFunc
 	done  sync.WaitGroup
@@ -177,7 +187,10 @@ func (c *Cache) Close() error {
 func (c *Cache) publish(d *Dataset) {
 	switch d.kind {
 	case CatalogueKind:
-		c.catalogue.Store(newCatalogue(d.revision, d.decoded))
+		cat := newCatalogue(d.revision, d.decoded)
+		c.serial++
+		cat.serial = c.serial
+		c.catalogue.Store(cat)
 	case Config:
 		c.config.Store(newConfig(d.revision, d.decoded))
 	case Secrets:

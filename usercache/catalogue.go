@@ -30,6 +30,8 @@ type Catalogue struct {
 	// SafeSearch engines are in order of id; at most 64 are used.
 	SafeSearch []SafeSearch
 
+	serial uint64 // of the snapshot, in this process
+
 	listNumber     map[string]int
 	serviceNumber  map[string]int
 	categoryNumber map[string]int

@@ -89,7 +89,7 @@ func TestKilledAtAnyMoment(t *testing.T) {
 	dir := t.TempDir()
 	rnd := rand.New(rand.NewPCG(1, 1))
 	state := newService()
-	for round := range 12 {
+	for round := range 8 {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "USERCACHE_WRITER_DIR="+dir)
 		out, err := cmd.StdoutPipe()
@@ -159,16 +159,16 @@ func sample(t testing.TB, dir string) (file string, state *service) {
 	c := open(t, Options{Dir: dir, Guard: GuardOptions{Share: 1}})
 	d := begin(t, c.Dataset(Users))
 	s := newService()
-	for i := range 120 {
+	for i := range 110 {
 		u := user(fmt.Sprintf("d%d", i))
-		u.Name = strings.Repeat("x", i%200)
+		u.Name = strings.Repeat("x", i)
 		s.change(put(fmt.Sprintf("u%d", i), u))
 	}
 	s.change(bad("u3"))
-	if _, err := d.ApplyDelta(context.Background(), testID, s.since(0, 120), day); err != nil {
+	if _, err := d.ApplyDelta(context.Background(), testID, s.since(0, 110), day); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.ApplyDelta(context.Background(), testID, s.since(120, s.revision), day); err != nil {
+	if _, err := d.ApplyDelta(context.Background(), testID, s.since(110, s.revision), day); err != nil {
 		t.Fatal(err)
 	}
 	closeCache(t, c)
@@ -243,7 +243,7 @@ func TestDamagedFile(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(4, 4))
 	damaged, saved := 0, uint64(0)
 	for n := range int(good.Pages) {
-		for range 3 {
+		for range 2 {
 			file := bytes.Clone(whole)
 			at := n*page + rnd.IntN(page)
 			file[at] ^= 1 << rnd.IntN(8)

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// LookupDevice finds the device with an id and fills in p, which is left alone unless the status is Found.
-// It takes no lock and allocates nothing, except when a device has Details that are not cached.
+// LookupDevice finds the device with an id and fills in p, which means nothing unless the status is Found. It
+// takes no lock and allocates nothing, except when a device has Details that are not cached.
 func (c *Cache) LookupDevice(id *DeviceID, p *Profile) Status {
 	if id.IsZero() {
 		return Unknown
@@ -113,21 +113,30 @@ func (c *Cache) absent(s Status) Status {
 }
 
 func (c *Cache) lookupOnce(hash uint64, m *match, p *Profile) Status {
-	r, device, ordinal, ok := c.users.users.find(hash, m)
+	x := c.users.users
+	cat, version := c.catalogue.Load(), x.versions[hash>>56].Load()
+	stamp := profileStamp{hash: hash, catalogue: cat.serial, version: version}
+	if c.profiles.get(&stamp, c.users.store, p) && (m.kind != claimDevice || string(p.DeviceID.Bytes()) == string(m.id)) {
+		return Found
+	}
+	r, device, ordinal, alone, ok := x.find(hash, m)
 	if !ok {
 		return Unknown
 	}
-	s := c.profile(&r, device, ordinal, p)
+	s := c.profile(cat, &r, device, ordinal, p)
+	if s == Found && alone {
+		stamp.record = r.Stamp
+		c.profiles.put(&stamp, p)
+	}
 	r.Release()
 	return s
 }
 
 // profile resolves a device of a user's record.
-func (c *Cache) profile(r *store.Record, device []byte, ordinal uint32, p *Profile) Status {
+func (c *Cache) profile(cat *Catalogue, r *store.Record, device []byte, ordinal uint32, p *Profile) Status {
 	if r.Flags&flagUnusable != 0 {
 		return Unusable
 	}
-	cat := c.catalogue.Load()
 	s, details := cat.resolve(p, r.Bytes, device)
 	if s != Found {
 		return s
@@ -232,7 +241,7 @@ func (c *Cache) Credentials(id *DeviceID) (Credentials, bool) {
 	m := match{kind: claimDevice, id: id.Bytes()}
 	c.users.mu.RLock()
 	defer c.users.mu.RUnlock()
-	r, device, _, ok := c.users.users.find(c.users.users.hash(claimDevice, m.id), &m)
+	r, device, _, _, ok := c.users.users.find(c.users.users.hash(claimDevice, m.id), &m)
 	defer r.Release()
 	if !ok {
 		return Credentials{}, false

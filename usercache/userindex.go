@@ -23,6 +23,8 @@ type userIndex struct {
 	seed   maphash.Seed
 	store  *store.Store
 	tables [256]store.Table // by the top byte of a claim's hash
+	// versions count the claims that came and went, per table.
+	versions [256]atomic.Uint32
 
 	// Which lengths of links are in use, as bit sets for readers and as counts for the writer.
 	v4Lengths  atomic.Uint64    // 0…32
@@ -78,15 +80,20 @@ type match struct {
 	link netip.Prefix // claimLink
 }
 
-// find returns the record that holds the claim, and the device in it. The caller must Release the record.
-func (x *userIndex) find(hash uint64, m *match) (r store.Record, device []byte, ordinal uint32, ok bool) {
+// find returns the record that holds the claim, and the device in it, and whether no other record claims it
+// too. The caller must Release the record.
+func (x *userIndex) find(hash uint64, m *match) (r store.Record, device []byte, ordinal uint32, alone, ok bool) {
+	alone = true
 	tag := uint32(hash >> 24)
 	for f := x.tables[hash>>56].Find(tag); ; {
 		o, more := f.Next()
 		if !more {
 			break
 		}
-		x.better(&r, &device, &ordinal, &ok, o, m)
+		had := ok
+		if x.better(&r, &device, &ordinal, &ok, o, m) && had {
+			alone = false
+		}
 	}
 	if x.crowded.Load() > 0 {
 		x.crowdsMu.RLock()
@@ -97,24 +104,31 @@ func (x *userIndex) find(hash uint64, m *match) (r store.Record, device []byte, 
 		x.crowdsMu.RUnlock()
 		if some {
 			x.better(&r, &device, &ordinal, &ok, o, m)
+			alone = false
 		}
 	}
-	return r, device, ordinal, ok
+	return r, device, ordinal, alone, ok
 }
 
-// better replaces the best record found so far by that of ordinal o, if it holds the claim and wins.
-func (x *userIndex) better(r *store.Record, device *[]byte, ordinal *uint32, ok *bool, o uint32, m *match) {
+// better replaces the best record found so far by that of ordinal o, if it holds the claim and wins. It
+// reports whether o holds the claim.
+func (x *userIndex) better(r *store.Record, device *[]byte, ordinal *uint32, ok *bool, o uint32, m *match) bool {
 	c, there := x.store.Serving(o)
 	if !there {
-		return
+		return false
 	}
 	d := findDevice(c.Bytes, m)
-	if d == nil || *ok && !wins(&c, r) {
+	if d == nil {
 		c.Release()
-		return
+		return false
+	}
+	if *ok && !wins(&c, r) {
+		c.Release()
+		return true
 	}
 	r.Release()
 	*r, *device, *ordinal, *ok = c, d, o, true
+	return true
 }
 
 // wins reports whether a claim of record a goes before that of record b.
@@ -206,6 +220,7 @@ func (x *userIndex) enter(ordinal uint32, claims []claim) error {
 // leave takes claims of an ordinal out.
 func (x *userIndex) leave(ordinal uint32, claims []claim) {
 	for _, c := range claims {
+		x.versions[c.hash>>56].Add(1)
 		if !x.tables[c.hash>>56].Remove(uint32(c.hash>>24), ordinal) {
 			x.leaveCrowd(ordinal, c.hash)
 		}
@@ -223,6 +238,7 @@ func (x *userIndex) add(ordinal uint32, c claim) error {
 	if !added {
 		x.joinCrowd(ordinal, c.hash)
 	}
+	x.versions[c.hash>>56].Add(1)
 	if c.link != 0 {
 		x.countLink(c.link, +1)
 	}

@@ -55,6 +55,9 @@ type Record struct {
 	Revision uint64
 	// Flags belong to the owner of the store.
 	Flags uint8
+	// Stamp names this version of the record: the ordinal has the same stamp as long as it has the same
+	// serving version, and never the same one again. (It does change when a shard is compacted.)
+	Stamp uint64
 
 	block *offheap.Block
 }
@@ -91,6 +94,7 @@ type shard struct {
 type view struct {
 	places *offheap.Block
 	chunks []*offheap.Block
+	epoch  uint32 // compactions so far; a place means the same throughout an epoch
 }
 
 // New returns an empty store.
@@ -128,19 +132,25 @@ func (s *Store) Serving(ordinal uint32) (Record, bool) {
 	}
 }
 
-// Place returns a number that changes whenever the serving version of the ordinal does, as long as
-// Generation of its shard does not. Zero: there is none.
-func (s *Store) Place(ordinal uint32) (generation *offheap.Block, place uint32) {
+// Stamp returns the stamp of the ordinal's serving version; zero if there is none.
+func (s *Store) Stamp(ordinal uint32) uint64 {
 	v := s.shards[ordinal>>24].view.Load()
 	if v == nil {
-		return nil, 0
+		return 0
 	}
-	words := v.places.Words32()
-	if local := ordinal & 0xffffff; int(local) < len(words) {
+	place := uint32(0)
+	if words, local := v.places.Words32(), ordinal&0xffffff; int(local) < len(words) {
 		place = atomic.LoadUint32(&words[local])
 	}
 	runtime.KeepAlive(v)
-	return v.places, place
+	return v.stamp(place)
+}
+
+func (v *view) stamp(place uint32) uint64 {
+	if place == 0 {
+		return 0
+	}
+	return uint64(v.epoch)<<32 | uint64(place)
 }
 
 func (v *view) at(place uint32) (Record, bool) {
@@ -158,6 +168,7 @@ func (v *view) at(place uint32) (Record, bool) {
 		Bytes:    body[keyLen : keyLen+n : keyLen+n],
 		Revision: binary.LittleEndian.Uint64(b[8:]),
 		Flags:    b[0],
+		Stamp:    v.stamp(place),
 		block:    block,
 	}
 	return r, true
@@ -421,7 +432,7 @@ func (sh *shard) take() (uint32, error) {
 			return 0, err
 		}
 		v.places.Retire()
-		sh.view.Store(&view{places: places, chunks: v.chunks})
+		sh.view.Store(&view{places: places, chunks: v.chunks, epoch: v.epoch})
 	}
 	sh.next++
 	return local, nil
@@ -514,7 +525,7 @@ func (sh *shard) write(key, bytes []byte, revision uint64, flags uint8) (place u
 		if err != nil {
 			return 0, err
 		}
-		v = &view{places: v.places, chunks: append(v.chunks, block)}
+		v = &view{places: v.places, chunks: append(v.chunks, block), epoch: v.epoch}
 		last++
 		sh.tail = firstOffset
 		sh.view.Store(v)
@@ -544,14 +555,14 @@ func (sh *shard) compact() error {
 		return err
 	}
 	next := shard{} // only write is used of it
-	next.view.Store(&view{places: places})
+	next.view.Store(&view{places: places, epoch: old.epoch + 1})
 	if sh.live >= maxChunk/2 {
 		// Skip the small sizes: the shard is past them.
 		block, err := offheap.New(maxChunk)
 		if err != nil {
 			return err
 		}
-		next.view.Store(&view{places: places, chunks: []*offheap.Block{block}})
+		next.view.Store(&view{places: places, chunks: []*offheap.Block{block}, epoch: old.epoch + 1})
 		next.tail = firstOffset
 	}
 	move := func(place uint32) (uint32, error) {
@@ -580,7 +591,7 @@ func (sh *shard) compact() error {
 	}
 	v := next.view.Load()
 	sh.diverged, sh.tail, sh.live, sh.total = diverged, next.tail, next.total, next.total
-	sh.view.Store(&view{places: places, chunks: v.chunks})
+	sh.view.Store(v)
 	old.places.Retire()
 	for _, c := range old.chunks {
 		c.Retire()

@@ -1,0 +1,5 @@
+//go:build race
+
+package usercache
+
+const raceEnabled = true
