@@ -7,11 +7,13 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -38,7 +40,8 @@ const (
 	roleNode     = "node"
 )
 
-// ServerOptions are the options that a gRPC server for this service needs: they check who calls.
+// ServerOptions are the options that a gRPC server for this service needs: they check who calls, and that
+// they are still there.
 func (s *Service) ServerOptions() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
@@ -53,6 +56,9 @@ func (s *Service) ServerOptions() []grpc.ServerOption {
 			}
 			return handle(srv, stream)
 		}),
+		// A peer that vanished must not hold a watch for ever.
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		// A batch of 1,000 lines of an import may be longer than gRPC's default of 4 MiB.
 		grpc.MaxRecvMsgSize(32 << 20),
 	}

@@ -70,6 +70,8 @@ type Options struct {
 
 	// Log receives what happens in the background. Nil discards it.
 	Log *slog.Logger
+
+	noSync bool // tests that do not lose power need not wait for the disk
 }
 
 // A Report is what a rule compiler says about a text.
@@ -129,6 +131,7 @@ func Open(o Options) (*Service, error) {
 	if err != nil {
 		return nil, err
 	}
+	db.NoSync = o.noSync
 	if db.note != "" {
 		o.Log.Warn(db.note, "lineage", fmt.Sprintf("%x", db.lineage))
 	}

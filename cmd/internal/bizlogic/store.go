@@ -68,6 +68,9 @@ const initialMmap = 4 << 30
 // that this one may have forked from is given out again.
 const lineageStep = 1_000_000
 
+// ErrLocked is within the *StoreError of a store that another process has open.
+var ErrLocked = errors.New("another process has it open")
+
 // A StoreError says why a store file cannot be used. The file is left as it is.
 type StoreError struct {
 	Path string
@@ -115,16 +118,9 @@ func openStore(dir string, now time.Time) (*storeFile, error) {
 			return nil, err
 		}
 	}
-	db, err := bolt.Open(path, 0o600, &bolt.Options{
-		Timeout:         time.Second, // for the lock
-		FreelistType:    bolt.FreelistMapType,
-		InitialMmapSize: initialMmap,
-	})
-	if errors.Is(err, bolterrors.ErrTimeout) {
-		return nil, &StoreError{Path: path, What: "is locked by another process", Try: "stop the other one, or give this one its own data_dir"}
-	}
+	db, err := openBolt(path, false)
 	if err != nil {
-		return nil, &StoreError{Path: path, What: "cannot be opened", Err: err, Try: "restore a backup into an empty data_dir"}
+		return nil, err
 	}
 	f := &storeFile{DB: db, dir: dir}
 	if fresh {
@@ -139,6 +135,23 @@ func openStore(dir string, now time.Time) (*storeFile, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	return f, nil
+}
+
+// openBolt opens a file that checkFile has passed.
+func openBolt(path string, readOnly bool) (*bolt.DB, error) {
+	db, err := bolt.Open(path, 0o600, &bolt.Options{
+		Timeout:         time.Second, // for the lock
+		FreelistType:    bolt.FreelistMapType,
+		InitialMmapSize: initialMmap,
+		ReadOnly:        readOnly,
+	})
+	if errors.Is(err, bolterrors.ErrTimeout) {
+		return nil, &StoreError{Path: path, What: "cannot be used", Err: ErrLocked, Try: "stop the other one, or give this one its own data_dir"}
+	}
+	if err != nil {
+		return nil, &StoreError{Path: path, What: "cannot be opened", Err: err, Try: "restore a backup into an empty data_dir"}
+	}
+	return db, nil
 }
 
 // create fills an empty file.

@@ -23,7 +23,8 @@
 // accidents; they are no proof against a forger.
 //
 // A resolver Watches. If the service cannot resume it, or a digest differs, it compares Digests and
-// Leaves, Fetches what differs, and Watches from the smallest as_of it fetched. A first sync is a
+// Leaves, Fetches what differs, and Watches from the smallest as_of it fetched. Until it has come to the
+// largest as_of its records are of mixed revisions: roots are compared from there on. A first sync is a
 // repair in which everything differs.
 //
 // Errors: FAILED_PRECONDITION = the dataset_id or lineage sent is not the one served (fetch Digests for
