@@ -44,7 +44,7 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(left)
+	end := clock.Elapsed().Add(left)
 	id, n := x.write(b.out[2:], a, s, b, false)
 	dnswire.PutUint16(b.out[:], uint16(n))
 	out := b.out[:2+n]
@@ -52,12 +52,12 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 	c := x.takeIdle(a.Server)
 	for reused := c != nil; ; reused = false {
 		if c == nil {
-			if c, err = x.dial(ctx, a.Server, deadline); err != nil {
+			if c, err = x.dial(ctx, a.Server, end.Sub(clock.Elapsed())); err != nil {
 				return networkError(ctx, a.Server, err)
 			}
 		}
 		x.counters.TCP.Add(1)
-		m, rtt, err := x.overStream(ctx, c, out, id, deadline)
+		m, rtt, err := x.overStream(ctx, c, out, id, end)
 		if err == nil {
 			x.giveIdle(a.Server, c)
 			x.learnOverTCP(m, a, s)
@@ -80,8 +80,8 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 	}
 }
 
-func (x *Exchange) dial(ctx context.Context, server netip.AddrPort, deadline time.Time) (*stream, error) {
-	ctx, cancel := context.WithDeadline(ctx, deadline)
+func (x *Exchange) dial(ctx context.Context, server netip.AddrPort, left time.Duration) (*stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, left)
 	defer cancel()
 	c, err := x.opts.Transport.Stream(ctx, server)
 	if err != nil {
@@ -91,11 +91,11 @@ func (x *Exchange) dial(ctx context.Context, server netip.AddrPort, deadline tim
 }
 
 // overStream writes the framed query and reads the response.
-func (x *Exchange) overStream(ctx context.Context, c *stream, out []byte, id uint16, deadline time.Time) (*query.Message, time.Duration, error) {
-	c.SetDeadline(deadline)
+func (x *Exchange) overStream(ctx context.Context, c *stream, out []byte, id uint16, end clock.Instant) (*query.Message, time.Duration, error) {
+	start := clock.Elapsed()
+	c.SetDeadline(time.Now().Add(end.Sub(start)))
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 	m, rtt, err := func() (*query.Message, time.Duration, error) {
-		start := clock.Elapsed()
 		if _, err := c.Write(out); err != nil {
 			return nil, 0, err
 		}

@@ -43,7 +43,7 @@ type conn struct {
 	recv     func(fd uintptr) bool
 	recvN    int
 	recvErr  syscall.Errno
-	frameEnd time.Time // when the message begun must be complete; zero if none has
+	frameEnd clock.Instant // when the message begun must be complete; 0 if none has
 
 	mu      sync.Mutex // guards everything below
 	changed sync.Cond  // of any of it
@@ -101,15 +101,15 @@ func (c *conn) run() {
 // connection is not idle.
 func (c *conn) fill(wait time.Duration) error {
 	for {
-		end := c.frameEnd
-		if end.IsZero() {
-			end = time.Now().Add(wait)
+		left := wait
+		if c.frameEnd != 0 {
+			left = c.frameEnd.Sub(clock.Elapsed())
 		}
-		if err := c.setReadDeadline(end); err != nil {
+		if err := c.setReadDeadline(time.Now().Add(left)); err != nil {
 			return err
 		}
 		err := c.read()
-		if errors.Is(err, os.ErrDeadlineExceeded) && c.frameEnd.IsZero() && !c.s.draining.Load() && c.busy() {
+		if errors.Is(err, os.ErrDeadlineExceeded) && c.frameEnd == 0 && !c.s.draining.Load() && c.busy() {
 			continue
 		}
 		return err
@@ -155,8 +155,8 @@ func (c *conn) read() error {
 		c.in = c.s.buffers.Get().(*[bufferSize]byte)
 		c.in[0] = c.one[0]
 		c.w = 1
-		c.frameEnd = time.Now().Add(Frame)
-		if err := c.setReadDeadline(c.frameEnd); err != nil {
+		c.frameEnd = clock.Elapsed().Add(Frame)
+		if err := c.setReadDeadline(time.Now().Add(Frame)); err != nil {
 			return err
 		}
 	}
@@ -205,11 +205,11 @@ func (c *conn) answer() error {
 	}
 	if c.r == c.w {
 		c.releaseIn()
-		c.frameEnd = time.Time{}
+		c.frameEnd = 0
 		return nil
 	}
-	if c.r > 0 || c.frameEnd.IsZero() { // another message has begun
-		c.frameEnd = time.Now().Add(Frame)
+	if c.r > 0 || c.frameEnd == 0 { // another message has begun
+		c.frameEnd = clock.Elapsed().Add(Frame)
 	}
 	c.w = copy(c.in[:], c.in[c.r:c.w])
 	c.r = 0

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"syscall"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -208,9 +207,9 @@ func (m *mmsg) gather(n int) {
 				local = netip.AddrPortFrom(asked, w.local.Port())
 			}
 			// One look a batch will do, for the kernel queues them in order: the first is the oldest. It is
-			// compared with the clock that stamped it, steps and all, which package clock may not show.
+			// compared with the clock that stamped it, steps and all, which package clock need not show.
 			if i == 0 && sent != 0 {
-				age := time.Now().UnixNano() - sent
+				age := kernelTime() - sent
 				if age > w.queueAge.Load() {
 					w.queueAge.Store(age)
 				}
@@ -228,6 +227,13 @@ func (m *mmsg) gather(n int) {
 		m.source[b.received] = uint8(i)
 		b.received++
 	}
+}
+
+// kernelTime reads the clock of the kernel's timestamps.
+func kernelTime() int64 {
+	var ts unix.Timespec
+	syscall.RawSyscall(unix.SYS_CLOCK_GETTIME, unix.CLOCK_REALTIME, uintptr(unsafe.Pointer(&ts)), 0)
+	return ts.Nano()
 }
 
 // readControl reads the control messages of message i: the address asked and when the kernel got it, in
