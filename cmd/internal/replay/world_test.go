@@ -1,0 +1,329 @@
+package replay
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver/siminternet"
+)
+
+var long = flag.Bool("long", false, "run the long replays too")
+
+// A world is real processes on loopback: a business-logic service and resolvers that follow it, in front of a
+// simulated Internet that this test process serves.
+type world struct {
+	t         *testing.T
+	dir       string
+	sim       *siminternet.Internet
+	port      uint16 // of authoritative servers
+	service   string
+	bizd      *proc
+	resolvers []*node
+
+	conn     *grpc.ClientConn
+	users    adminv1.UserServiceClient
+	policies adminv1.PolicyServiceClient
+	lists    adminv1.ListServiceClient
+}
+
+// A node is a resolver process with what it needs to be started again.
+type node struct {
+	*proc
+	config        string
+	udp, dot, doh string
+}
+
+// A proc is a running program whose log lines can be waited for.
+type proc struct {
+	t    *testing.T
+	cmd  *exec.Cmd
+	done chan struct{}
+
+	mu    sync.Mutex
+	lines []string
+	more  chan struct{}
+}
+
+func run(t *testing.T, name string, args ...string) *proc {
+	t.Helper()
+	p := &proc{t: t, cmd: exec.Command(name, args...), done: make(chan struct{}), more: make(chan struct{})}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = w, w
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	go func() {
+		defer close(p.done)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			p.mu.Lock()
+			p.lines = append(p.lines, s.Text())
+			close(p.more)
+			p.more = make(chan struct{})
+			p.mu.Unlock()
+		}
+		p.cmd.Wait()
+	}()
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			t.Logf("%s:\n%s", filepath.Base(name), strings.Join(p.lines[max(0, len(p.lines)-30):], "\n"))
+		}
+	})
+	return p
+}
+
+// wait returns the first line that matches, waiting for it.
+func (p *proc) wait(pattern string) string {
+	p.t.Helper()
+	re := regexp.MustCompile(pattern)
+	limit := time.After(60 * time.Second)
+	for i := 0; ; {
+		p.mu.Lock()
+		lines, more := p.lines, p.more
+		p.mu.Unlock()
+		for ; i < len(lines); i++ {
+			if re.MatchString(lines[i]) {
+				return lines[i]
+			}
+		}
+		select {
+		case <-more:
+		case <-p.done:
+			p.t.Fatalf("the process ended without a line %q:\n%s", pattern, strings.Join(lines, "\n"))
+		case <-limit:
+			p.t.Fatalf("no line %q in time:\n%s", pattern, strings.Join(lines, "\n"))
+		}
+	}
+}
+
+// kill is kill -9, and waits for the end.
+func (p *proc) kill() {
+	p.cmd.Process.Kill()
+	<-p.done
+}
+
+// binaries are built once for all tests.
+var binaries = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "sluice-replay-")
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.Command("go", "build", "-o", dir, "github.com/sluice-dns/sluice/cmd/sluice", "github.com/sluice-dns/sluice/cmd/sluice-bizd").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("building: %v\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, err := binaries(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// newWorld starts everything: zones are served besides those of the standard Internet.
+func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
+	t.Helper()
+	w := &world{t: t, dir: t.TempDir()}
+	var err error
+	if w.sim, err = siminternet.New(time.Now(), zones...); err != nil {
+		t.Fatal(err)
+	}
+	siminternet.StandardBehaviours(w.sim)
+	if w.port, err = w.sim.ListenLoopback(0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.sim.Close() })
+	write(t, filepath.Join(w.dir, "hints"), w.sim.RootHints())
+	w.service = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	write(t, filepath.Join(w.dir, "bizd.yaml"), fmt.Sprintf("data_dir: %q\nlisten: %q\nhttp: { listen: \"\" }\n", filepath.Join(w.dir, "bizd"), w.service))
+	w.startService()
+	if w.conn, err = grpc.NewClient(w.service, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.conn.Close() })
+	w.users, w.policies, w.lists = adminv1.NewUserServiceClient(w.conn), adminv1.NewPolicyServiceClient(w.conn), adminv1.NewListServiceClient(w.conn)
+	cert, key := writeCertificate(t, w.dir, "dns.test", "*.dns.test")
+	for i := range resolvers {
+		n := &node{config: filepath.Join(w.dir, fmt.Sprintf("resolver%d.yaml", i))}
+		udp, dot, doh := freePort(t), freePort(t), freePort(t)
+		n.udp, n.dot, n.doh = fmt.Sprintf("127.0.0.1:%d", udp), fmt.Sprintf("127.0.0.1:%d", dot), fmt.Sprintf("127.0.0.1:%d", doh)
+		write(t, n.config, fmt.Sprintf(`
+data_dir: %q
+node: { id: "node-%d" }
+listen: { udp: [%q], tcp: [%q], dot: [%q], doh: [%q], workers: 1 }
+tls: { certificates: [{ cert: %q, key: %q }] }
+identify: { server_names: ["dns.test"] }
+recursion: { root_hints_file: %q, upstream_port: %d, do_not_query: [], local_zones: none, ipv6: false, prime_root: false }
+users: { services: [%q] }
+limits: { class: 512m }
+http: { listen: "" }
+admin: { listen: "" }
+`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, w.service))
+		w.resolvers = append(w.resolvers, n)
+		w.startResolver(n)
+		n.wait("msg=ready")
+	}
+	return w
+}
+
+func (w *world) binary(name string) string {
+	w.t.Helper()
+	dir, err := binaries()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+func (w *world) startService() {
+	w.bizd = run(w.t, w.binary("sluice-bizd"), "run", "-c", filepath.Join(w.dir, "bizd.yaml"))
+	until(w.t, 30*time.Second, func() bool {
+		c, err := net.Dial("tcp", w.service)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+func (w *world) startResolver(n *node) {
+	n.proc = run(w.t, w.binary("sluice"), "run", "-c", n.config)
+}
+
+// freePort finds a port that is free for TCP and UDP.
+func freePort(t *testing.T) int {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := l.Addr().(*net.TCPAddr).Port
+		u, err := net.ListenPacket("udp", l.Addr().String())
+		l.Close()
+		if err == nil {
+			u.Close()
+			return port
+		}
+	}
+}
+
+// user creates a user with one device, linked to a source address.
+func (w *world) user(id, device, source string) {
+	w.t.Helper()
+	if _, err := w.users.CreateUser(w.t.Context(), &adminv1.CreateUserRequest{Id: id}); err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := w.users.CreateDevice(w.t.Context(), &adminv1.CreateDeviceRequest{User: id, Device: &userv1.Device{Id: device, Links: []string{source}}}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// list adds a catalogue list.
+func (w *world) list(id string, text []byte) {
+	w.t.Helper()
+	s, err := w.lists.AddList(w.t.Context())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	send := func(r *adminv1.AddListRequest) {
+		if err := s.Send(r); err != nil && err != io.EOF {
+			w.t.Fatal(err)
+		}
+	}
+	send(&adminv1.AddListRequest{Part: &adminv1.AddListRequest_Header_{Header: &adminv1.AddListRequest_Header{Id: id, Name: id}}})
+	for len(text) > 0 {
+		n := min(len(text), 1<<20)
+		send(&adminv1.AddListRequest{Part: &adminv1.AddListRequest_Data{Data: text[:n]}})
+		text = text[n:]
+	}
+	if _, err := s.CloseAndRecv(); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// rules replaces a user's own rules.
+func (w *world) rules(ctx context.Context, user string, lines ...string) error {
+	_, err := w.policies.SetRules(ctx, &adminv1.SetRulesRequest{Target: user, Text: []byte(strings.Join(lines, "\n"))})
+	return err
+}
+
+// udpFrom asks over UDP from a source address, over TCP if truncated.
+func udpFrom(source, server string) asker {
+	return func(name string, typ uint16) (*dns.Msg, error) {
+		c := dns.Client{Timeout: 6 * time.Second, Dialer: &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0))}}
+		m, _, err := c.Exchange(message(name, typ), server)
+		return m, err
+	}
+}
+
+// dotAs asks over one DoT connection as a device.
+func dotAs(t *testing.T, device, server string) asker {
+	c := dns.Client{Net: "tcp-tls", Timeout: 6 * time.Second, TLSConfig: &tls.Config{InsecureSkipVerify: true, ServerName: device + ".dns.test"}}
+	conn, err := c.Dial(server)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return func(name string, typ uint16) (*dns.Msg, error) {
+		m, _, err := c.ExchangeWithConn(message(name, typ), conn)
+		return m, err
+	}
+}
+
+// dohAs asks over DoH as a device.
+func dohAs(t *testing.T, device, server string) asker {
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	c := &http.Client{Transport: tr, Timeout: 6 * time.Second}
+	return func(name string, typ uint16) (*dns.Msg, error) {
+		wire, err := message(name, typ).Pack()
+		if err != nil {
+			return nil, err
+		}
+		r, err := c.Get(fmt.Sprintf("https://%s/dns-query/%s?dns=%s", server, device, base64.RawURLEncoding.EncodeToString(wire)))
+		if err != nil {
+			return nil, err
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil || r.StatusCode != 200 {
+			return nil, fmt.Errorf("%s: %v", r.Status, err)
+		}
+		m := new(dns.Msg)
+		return m, m.Unpack(body)
+	}
+}
