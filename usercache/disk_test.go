@@ -388,6 +388,8 @@ func TestDiskFails(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				defer func() { c.Close() }()
+				failing.Store(step != "commit")
 				d := begin(t, c.Dataset(Users))
 				delta(t, d, put("a", user("a-pc")))
 				onDisk := uint64(0)

@@ -64,10 +64,9 @@ func RepairFile(from, to string) (*FileReport, error) {
 	c := &Cache{opts: o}
 	d := c.newDataset(kind)
 	report, err := readFile(from, fileReader{
-		meta: func(m *storev1.Meta) error { d.restore(m); return nil },
-		record: func(key []byte, revision uint64, b []byte, leaf Leaf, bucket uint16) error {
-			return d.loadRecord(key, revision, b, leaf, bucket)
-		},
+		meta:    func(m *storev1.Meta) error { d.restore(m); return nil },
+		prepare: d.prepare,
+		record:  d.loadRecord,
 		overlay: func(o overlayRecord) { d.salvaged = append(d.salvaged, o) },
 		asOf:    func(bucket uint16, asOf uint64) { d.asOf[bucket] = asOf },
 	})

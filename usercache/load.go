@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
+	"sync"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -112,9 +114,8 @@ func (d *Dataset) loadFile(path string) (*FileReport, error) {
 			d.newestAsOf = max(d.newestAsOf, asOf)
 		},
 		overlay: func(o overlayRecord) { overlay = append(overlay, o) },
-		record: func(key []byte, revision uint64, b []byte, leaf Leaf, bucket uint16) error {
-			return d.loadRecord(key, revision, b, leaf, bucket)
-		},
+		prepare: d.prepare,
+		record:  d.loadRecord,
 	})
 	if err != nil {
 		return nil, err
@@ -135,7 +136,17 @@ func (d *Dataset) loadFile(path string) (*FileReport, error) {
 // reserve makes room for the records to come.
 func (d *Dataset) reserve(m *storev1.Meta) error {
 	// A file cannot make us reserve more than its records could need; see readFile.
-	return d.store.Reserve(int(min(m.Records, 1<<30)))
+	if err := d.store.Reserve(int(min(m.Records, 1<<30))); err != nil || d.users == nil {
+		return err
+	}
+	// A device has one claim at least; nothing says how many more.
+	claims := int(min(m.GetTotals().GetDevices(), m.Records*maxDevices, 1<<30))
+	for i := range d.users.tables {
+		if err := d.users.tables[i].Reserve(claims/256 + claims/256/16); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // restore takes over what heads a file.
@@ -150,35 +161,42 @@ func (d *Dataset) restore(m *storev1.Meta) {
 	}
 }
 
+// prepare decodes a record of a file. It is called by several goroutines.
+func (d *Dataset) prepare(r *fileRecord, facts *userFacts) {
+	r.message, r.bad = d.read(r.key, r.bytes, facts)
+	r.devices, r.enabled = facts.devices, facts.enabled
+}
+
 // loadRecord enters a record of a file. Keys come once.
-func (d *Dataset) loadRecord(key []byte, revision uint64, b []byte, leaf Leaf, bucket uint16) error {
-	message, bad := d.read(key, b, &d.newFacts)
+func (d *Dataset) loadRecord(r *fileRecord) error {
 	flags := uint8(0)
-	if bad != nil {
+	if r.bad != nil {
 		flags = flagUnusable
-		d.unusable = append(d.unusable, unusable{string(key), revision, bad.Error()})
+		d.unusable = append(d.unusable, unusable{string(r.key), r.revision, r.bad.Error()})
 	}
-	draft, err := d.store.Write(key, b, revision, flags)
+	draft, err := d.store.Insert(r.storeKey[0], binary.BigEndian.Uint32(r.storeKey[1:]), r.key, r.bytes, r.revision, flags)
 	if err != nil {
-		return fmt.Errorf("record %q: %w", clip(key), err)
+		return fmt.Errorf("record %q: %w", clip(r.key), err)
 	}
+	defer draft.Record.Release()
 	if d.users != nil {
-		if err := d.users.enter(draft.Ordinal, d.newFacts.claims); err != nil {
-			return fmt.Errorf("record %q: %w", clip(key), err)
+		if err := d.users.enter(draft.Ordinal, r.claims); err != nil {
+			return fmt.Errorf("record %q: %w", clip(r.key), err)
 		}
 	}
 	if err := d.store.Publish(draft, store.Both); err != nil {
-		return fmt.Errorf("record %q: %w", clip(key), err)
+		return fmt.Errorf("record %q: %w", clip(r.key), err)
 	}
 	if d.users != nil {
-		d.users.rejoin(draft.Ordinal, d.newFacts.claims)
+		d.users.rejoin(draft.Ordinal, r.claims)
 	}
-	d.count(&d.totals, key, b, &d.newFacts, true)
-	d.size += uint64(len(key) + len(b))
-	d.tree.Add(bucket, leaf)
-	d.sums[bucket>>8] = d.sums[bucket>>8].Add(leaf)
-	if bad == nil {
-		d.setDecoded(key, revision, message)
+	d.count(&d.totals, r.key, r.bytes, &userFacts{devices: r.devices, enabled: r.enabled}, true)
+	d.size += uint64(len(r.key) + len(r.bytes))
+	bucket := binary.BigEndian.Uint16(r.storeKey)
+	d.tree.Add(bucket, r.leaf)
+	d.sums[bucket>>8] = d.sums[bucket>>8].Add(r.leaf)
+	if r.bad == nil {
+		d.setDecoded(r.key, r.revision, r.message)
 	}
 	return nil
 }
@@ -265,8 +283,8 @@ func (d *Dataset) salvage(path string, base bool) error {
 			}
 			return nil
 		},
-		record: func(key []byte, revision uint64, b []byte, _ Leaf, _ uint16) error {
-			c := Change{Key: key, Revision: revision, Bytes: b}
+		record: func(r *fileRecord) error {
+			c := Change{Key: r.key, Revision: r.revision, Bytes: r.bytes}
 			return d.apply(&c, false, clock.Wall(), &res)
 		},
 	})
@@ -282,14 +300,107 @@ func (d *Dataset) salvage(path string, base bool) error {
 }
 
 // A fileReader is given what a file holds, in the order as_of, meta, overlay, records. Any of its functions
-// may be nil. Slices are valid during the call. An error of meta or record ends the reading.
+// may be nil. Slices are valid during the call. An error of meta or record ends the reading. Calls come one
+// at a time, except those of prepare.
 type fileReader struct {
 	meta       func(m *storev1.Meta) error
 	checkpoint func(m *storev1.Checkpoint)
 	asOf       func(bucket uint16, asOf uint64)
 	overlay    func(overlayRecord)
-	record     func(key []byte, revision uint64, b []byte, leaf Leaf, bucket uint16) error
+	// prepare is called for each record before record, by any goroutine.
+	prepare func(r *fileRecord, facts *userFacts)
+	record  func(r *fileRecord) error
 }
+
+// A fileRecord is a record of a file.
+type fileRecord struct {
+	storeKey []byte
+	value    []byte
+
+	// Found by check.
+	sound    bool // what follows is the record as it was written
+	key      []byte
+	revision uint64
+	bytes    []byte
+	leaf     Leaf
+
+	// Found by prepare.
+	message proto.Message
+	bad     error
+	claims  []claim
+	devices int
+	enabled bool
+}
+
+// check decodes the envelope, and compares it with the check that was written with it.
+func (r *fileRecord) check() {
+	key, ok := KeyOfStoreKey(r.storeKey)
+	check, revision, b, okValue := parseValue(r.value)
+	if !ok || len(key) > MaxKey || !okValue || len(b) > MaxRecord {
+		return
+	}
+	r.key, r.revision, r.bytes, r.leaf = key, revision, b, LeafOf(key, revision, b)
+	r.sound = string(r.leaf[:valueCheck]) == string(check)
+}
+
+// A fileBatch is records on their way from the walker by way of a checker to whoever enters them: reading,
+// hashing and entering take about as long as each other, so they go on at the same time.
+type fileBatch struct {
+	records []fileRecord
+	buf     []byte // what the records' slices share; never grown, so that they stay valid
+	claims  []claim
+}
+
+const (
+	batchRecords = 512
+	batchBytes   = 1 << 20
+)
+
+// add takes a record over, and reports false if the batch has no room for it.
+func (b *fileBatch) add(storeKey, value []byte) bool {
+	n := len(storeKey) + len(value)
+	if len(b.records) == batchRecords || len(b.buf)+n > cap(b.buf) && len(b.records) > 0 {
+		return false
+	}
+	if b.buf == nil || n > cap(b.buf) {
+		b.buf = make([]byte, 0, max(batchBytes, n))
+	}
+	at := len(b.buf)
+	b.buf = append(append(b.buf, storeKey...), value...)
+	b.records = append(b.records, fileRecord{
+		storeKey: b.buf[at : at+len(storeKey) : at+len(storeKey)], value: b.buf[at+len(storeKey) : at+n : at+n],
+	})
+	return true
+}
+
+// check checks and prepares all records.
+func (b *fileBatch) check(prepare func(*fileRecord, *userFacts)) {
+	var facts userFacts
+	var ends []int
+	for i := range b.records {
+		r := &b.records[i]
+		r.check()
+		if r.sound && prepare != nil {
+			prepare(r, &facts)
+			b.claims = append(b.claims, facts.claims...)
+		}
+		facts.claims = facts.claims[:0]
+		ends = append(ends, len(b.claims))
+	}
+	from := 0
+	for i, end := range ends { // only now does b.claims stay where it is
+		b.records[i].claims = b.claims[from:end:end]
+		from = end
+	}
+}
+
+// reset empties the batch for use again.
+func (b *fileBatch) reset() {
+	clear(b.records)
+	b.records, b.buf, b.claims = b.records[:0], b.buf[:0], b.claims[:0]
+}
+
+var errStopped = errors.New("stopped")
 
 // ErrNewerFormat says that a file was written by a newer version of this program.
 var ErrNewerFormat = errors.New("written by a newer version")
@@ -310,91 +421,159 @@ func readFile(path string, to fileReader) (*FileReport, error) {
 	tree := NewTree()
 	var sums, stored [Nodes]BucketSum
 	haveSums := 0
-	walk, err := pagewalk.Walk(f, info.Size(), func(bucket string, key, value []byte) error {
-		switch bucket {
-		case string(bucketMeta):
-			switch string(key) {
-			case string(keyMeta):
-				m := new(storev1.Meta)
-				if err := proto.Unmarshal(value, m); err != nil {
-					r.fault("meta: %v", errBroken)
-					return nil
-				}
-				if m.Format > formatVersion {
-					return fmt.Errorf("%s: %w (format %d, this one knows %d); it is left as it is", path, ErrNewerFormat, m.Format, formatVersion)
-				}
-				// Each record takes at least the header of an element.
-				if m.Records > uint64(info.Size())/16 {
-					r.fault("meta: %d records do not fit a file of %d bytes", m.Records, info.Size())
-					m.Records = 0
-				}
-				head = m
-				if to.meta != nil {
-					return to.meta(m)
-				}
-			case string(keyCheckpoint):
-				m := new(storev1.Checkpoint)
-				if err := proto.Unmarshal(value, m); err != nil {
-					r.fault("checkpoint: %v", errBroken)
-					return nil
-				}
-				r.checkpoint(m)
-				if to.checkpoint != nil {
-					to.checkpoint(m)
-				}
+
+	// Walker, checkers and this goroutine hand batches on. Each batch in flight is one of a fixed number.
+	checkers := max(1, runtime.GOMAXPROCS(0)-1)
+	free := make(chan *fileBatch, checkers+3)
+	read, checked := make(chan *fileBatch, cap(free)), make(chan *fileBatch, cap(free))
+	for range cap(free) {
+		free <- new(fileBatch)
+	}
+	var stopped error // by a record that was refused
+	stop := make(chan struct{})
+	var checking sync.WaitGroup
+	for range checkers {
+		checking.Go(func() {
+			for b := range read {
+				b.check(to.prepare)
+				checked <- b
 			}
-		case string(bucketAsOfs):
-			m := new(storev1.BucketState)
-			if len(key) != 2 || proto.Unmarshal(value, m) != nil {
-				r.fault("as_of: entry %x is no bucket", clip(key))
+		})
+	}
+	var walk *pagewalk.Report
+	var walkErr error
+	var others []string // faults the walker's goroutine finds
+	fault := func(format string, args ...any) {
+		if len(others) < 100 {
+			others = append(others, fmt.Sprintf(format, args...))
+		}
+	}
+	go func() {
+		batch := <-free
+		hand := func() error {
+			read <- batch
+			select {
+			case batch = <-free:
 				return nil
-			}
-			if to.asOf != nil {
-				to.asOf(binary.BigEndian.Uint16(key), m.AsOf)
-			}
-		case string(bucketOverlay):
-			m := new(storev1.Overlay)
-			k, ok := KeyOfStoreKey(key)
-			if !ok || len(k) > MaxKey || proto.Unmarshal(value, m) != nil {
-				r.fault("overlay: entry %x is none", clip(key))
-				return nil
-			}
-			r.Overlay++
-			if to.overlay != nil {
-				to.overlay(overlayRecord{key: append([]byte(nil), k...), message: m})
-			}
-		case string(bucketTree):
-			sum, err := ParseBucketSum(value)
-			if len(key) != 1 || err != nil {
-				r.fault("tree: entry %x is no node", clip(key))
-				return nil
-			}
-			stored[key[0]] = sum
-			haveSums++
-		case string(bucketRecords):
-			k, ok := KeyOfStoreKey(key)
-			check, revision, b, okValue := parseValue(value)
-			if !ok || len(k) > MaxKey || !okValue || len(b) > MaxRecord {
-				r.Bad++
-				r.fault("records: entry %x is no record", clip(key))
-				return nil
-			}
-			leaf := LeafOf(k, revision, b)
-			if string(leaf[:valueCheck]) != string(check) {
-				r.Bad++
-				r.fault("records: %q has changed since it was written", clip(k))
-				return nil
-			}
-			r.Good++
-			bucket := binary.BigEndian.Uint16(key)
-			tree.Add(bucket, leaf)
-			sums[bucket>>8] = sums[bucket>>8].Add(leaf)
-			if to.record != nil {
-				return to.record(k, revision, b, leaf, bucket)
+			case <-stop:
+				batch = new(fileBatch)
+				return errStopped
 			}
 		}
-		return nil
-	})
+		walk, walkErr = pagewalk.Walk(f, info.Size(), func(bucket string, key, value []byte) error {
+			if bucket == string(bucketRecords) {
+				if batch.add(key, value) {
+					return nil
+				}
+				if err := hand(); err != nil {
+					return err
+				}
+				batch.add(key, value)
+				return nil
+			}
+			switch bucket {
+			case string(bucketMeta):
+				switch string(key) {
+				case string(keyMeta):
+					m := new(storev1.Meta)
+					if err := proto.Unmarshal(value, m); err != nil {
+						fault("meta: %v", errBroken)
+						return nil
+					}
+					if m.Format > formatVersion {
+						return fmt.Errorf("%s: %w (format %d, this one knows %d); it is left as it is", path, ErrNewerFormat, m.Format, formatVersion)
+					}
+					// Each record takes at least the header of an element.
+					if m.Records > uint64(info.Size())/16 {
+						fault("meta: %d records do not fit a file of %d bytes", m.Records, info.Size())
+						m.Records = 0
+					}
+					head = m
+					if to.meta != nil {
+						return to.meta(m)
+					}
+				case string(keyCheckpoint):
+					m := new(storev1.Checkpoint)
+					if err := proto.Unmarshal(value, m); err != nil {
+						fault("checkpoint: %v", errBroken)
+						return nil
+					}
+					r.checkpoint(m)
+					if to.checkpoint != nil {
+						to.checkpoint(m)
+					}
+				}
+			case string(bucketAsOfs):
+				m := new(storev1.BucketState)
+				if len(key) != 2 || proto.Unmarshal(value, m) != nil {
+					fault("as_of: entry %x is no bucket", clip(key))
+					return nil
+				}
+				if to.asOf != nil {
+					to.asOf(binary.BigEndian.Uint16(key), m.AsOf)
+				}
+			case string(bucketOverlay):
+				m := new(storev1.Overlay)
+				k, ok := KeyOfStoreKey(key)
+				if !ok || len(k) > MaxKey || proto.Unmarshal(value, m) != nil {
+					fault("overlay: entry %x is none", clip(key))
+					return nil
+				}
+				r.Overlay++
+				if to.overlay != nil {
+					to.overlay(overlayRecord{key: append([]byte(nil), k...), message: m})
+				}
+			case string(bucketTree):
+				sum, err := ParseBucketSum(value)
+				if len(key) != 1 || err != nil {
+					fault("tree: entry %x is no node", clip(key))
+					return nil
+				}
+				stored[key[0]] = sum
+				haveSums++
+			}
+			return nil
+		})
+		read <- batch
+		close(read)
+		checking.Wait()
+		close(checked)
+	}()
+	for b := range checked {
+		for i := range b.records {
+			rec := &b.records[i]
+			switch {
+			case stopped != nil:
+			case !rec.sound:
+				r.Bad++
+				if rec.key == nil {
+					r.fault("records: entry %x is no record", clip(rec.storeKey))
+				} else {
+					r.fault("records: %q has changed since it was written", clip(rec.key))
+				}
+			default:
+				r.Good++
+				bucket := binary.BigEndian.Uint16(rec.storeKey)
+				tree.Add(bucket, rec.leaf)
+				sums[bucket>>8] = sums[bucket>>8].Add(rec.leaf)
+				if to.record != nil {
+					if stopped = to.record(rec); stopped != nil {
+						close(stop)
+					}
+				}
+			}
+		}
+		b.reset()
+		select {
+		case free <- b:
+		default: // the walker has ended and given its own back
+		}
+	}
+	err = walkErr
+	if stopped != nil {
+		return r, stopped
+	}
+	r.Faults = append(others, r.Faults...)
 	if walk != nil {
 		r.pages(walk)
 	}

@@ -266,6 +266,22 @@ type Draft struct {
 	New bool
 
 	place uint32
+	tag   uint32
+}
+
+// Insert is Write for a key that is known to be new, and of which shard and tag are known.
+func (s *Store) Insert(n uint8, tag uint32, key, bytes []byte, revision uint64, flags uint8) (Draft, error) {
+	sh := &s.shards[n]
+	place, err := sh.write(key, bytes, revision, flags)
+	if err != nil {
+		return Draft{}, err
+	}
+	local, err := sh.take()
+	if err != nil {
+		return Draft{}, err
+	}
+	r, _ := sh.view.Load().at(place)
+	return Draft{Record: r, Ordinal: uint32(n)<<24 | local, New: true, place: place, tag: tag}, nil
 }
 
 // Write copies a version into the store. The ordinal is given to a new key at once, and found by Find only
@@ -278,7 +294,7 @@ func (s *Store) Write(key, bytes []byte, revision uint64, flags uint8) (Draft, e
 		return Draft{}, err
 	}
 	r, _ := sh.view.Load().at(place)
-	d := Draft{Record: r, place: place}
+	d := Draft{Record: r, place: place, tag: tag}
 	var known bool
 	if d.Ordinal, known = s.find(n, tag, key); known {
 		return d, nil
@@ -306,8 +322,7 @@ func (s *Store) Publish(d Draft, to Target) error {
 	sh := &s.shards[d.Ordinal>>24]
 	local := d.Ordinal & 0xffffff
 	if d.New {
-		_, tag := Hash(d.Record.Key)
-		if err := sh.keys.Add(tag, local); err != nil {
+		if err := sh.keys.Add(d.tag, local); err != nil {
 			sh.free = append(sh.free, local)
 			return err
 		}
