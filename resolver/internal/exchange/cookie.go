@@ -1,8 +1,9 @@
 package exchange
 
 import (
-	"crypto/hmac"
-	"crypto/sha256"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -15,15 +16,24 @@ const (
 	maxServerCookieLen = 32
 )
 
-// clientCookie is our cookie for a server: a function of its address and a secret that lives as long as the
-// process, so that nothing has to be remembered of servers without cookies. The transport talks to one
-// server from one source address, so the cookie does not tie two of ours together.
+// clientCookie is our cookie for a server: its address encrypted with a key that lives as long as the process,
+// so that nothing has to be remembered of servers without cookies, and no server can tell what others get. The
+// transport talks to one server from one source address, so the cookie does not tie two of ours together.
 func (x *Exchange) clientCookie(a *query.Ask) (c [clientCookieLen]byte) {
-	m := hmac.New(sha256.New, x.secret[:])
-	ip := a.Server.Addr().As16()
-	m.Write(ip[:])
-	copy(c[:], m.Sum(nil))
+	block := a.Server.Addr().As16()
+	x.cookies.Encrypt(block[:], block[:])
+	copy(c[:], block[:])
 	return c
+}
+
+func newCookieKey() cipher.Block {
+	var key [16]byte
+	rand.Read(key[:])
+	b, err := aes.NewCipher(key[:])
+	if err != nil {
+		panic(err) // of a key of 16 bytes it makes none
+	}
+	return b
 }
 
 func (x *Exchange) appendCookie(options []byte, a *query.Ask, s *server) []byte {

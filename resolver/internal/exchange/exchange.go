@@ -22,6 +22,7 @@ package exchange
 
 import (
 	"context"
+	"crypto/cipher"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -85,8 +86,8 @@ var errAbandoned = errors.New("the exchange was abandoned")
 
 // An Exchange asks servers. It is safe for concurrent use.
 type Exchange struct {
-	opts     Options // constant after New
-	secret   [16]byte
+	opts     Options      // constant after New
+	cookies  cipher.Block // makes our cookies
 	counters Counters
 	buffers  sync.Pool // of *buffer
 
@@ -152,12 +153,12 @@ func New(o Options) *Exchange {
 	}
 	x := &Exchange{
 		opts:    o,
+		cookies: newCookieKey(),
 		flights: make(map[query.Ask]*flight),
 		servers: make(map[netip.AddrPort]*server),
 		idle:    make(map[netip.AddrPort][]*stream),
 	}
 	x.buffers.New = func() any { return new(buffer) }
-	rand.Read(x.secret[:])
 	return x
 }
 

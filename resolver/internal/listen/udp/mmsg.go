@@ -166,7 +166,8 @@ func (m *mmsg) once(fd uintptr) bool {
 	case syscall.EAGAIN:
 		return false
 	case syscall.EINTR, syscall.ECONNREFUSED, syscall.EHOSTUNREACH, syscall.ENETUNREACH, syscall.ENOMEM, syscall.ENOBUFS:
-		return true // passing, or an ICMP error of an earlier response
+		m.yield = true // it passes, or is the ICMP error of an earlier response
+		return true
 	default:
 		m.err = os.NewSyscallError("recvmmsg", e)
 		return false

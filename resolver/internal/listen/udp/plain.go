@@ -17,13 +17,14 @@ func (p plain) serve() error {
 	b := &w.batch
 	buf := make([]byte, MaxQuery+1) // one more, to see what is too long
 	b.out[0].buf = make([]byte, MaxQuery)
-	for {
+	for failed := 0; ; failed = 0 {
 		n, from, err := w.conn.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+		for err != nil {
+			// One may be the ICMP error of an earlier response; many in a row are not.
+			if failed++; failed > 100 || errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 				return err
 			}
-			continue // an ICMP error of an earlier response
+			n, from, err = w.conn.ReadFromUDPAddrPort(buf)
 		}
 		if n > MaxQuery {
 			w.server.counters.Long.Add(1)

@@ -3,6 +3,7 @@ package udp
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -461,7 +462,28 @@ func TestNewNamesWhatItCannotServe(t *testing.T) {
 	}
 }
 
-func TestASocketThatFailsEndsTheServer(t *testing.T) {
+// brokenConn fails for ever.
+type brokenConn struct{ *net.UDPConn }
+
+func (brokenConn) ReadFromUDPAddrPort([]byte) (int, netip.AddrPort, error) {
+	return 0, netip.AddrPort{}, syscall.EIO
+}
+
+func TestASocketThatFailsForEverIsReported(t *testing.T) {
+	good := bind(t, "127.0.0.1:0")
+	s, err := New(Options{Conns: []net.PacketConn{good, brokenConn{bind(t, "127.0.0.1:0")}}, Handler: new(listentest.Handler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Serve(context.Background()); !errors.Is(err, syscall.EIO) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := good.Write(nil); !errors.Is(err, net.ErrClosed) {
+		t.Error("the other socket is still open")
+	}
+}
+
+func TestCloseIsNoFailure(t *testing.T) {
 	a, b := bind(t, "127.0.0.1:0"), bind(t, "127.0.0.1:0")
 	s, err := New(Options{Conns: []net.PacketConn{a, b}, Handler: new(listentest.Handler)})
 	if err != nil {
