@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"time"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
@@ -74,6 +75,7 @@ type disk struct {
 	progress          chan struct{} // closed and replaced whenever written or failing changes
 
 	// Owned by the writer.
+	damaged []string // files to set aside once what was saved from them is on disk
 	file    *file
 	changes uint64 // at the last checkpoint
 	since   []*group
@@ -430,6 +432,10 @@ func putGroups(tx *bolt.Tx, groups []*group) error {
 	var entries []entry
 	for _, g := range groups {
 		entries = append(entries, g.entries...)
+		if len(g.asOf) > 0 {
+			// A transfer comes in order of key: pages that are split need no room for more.
+			records.FillPercent = 0.9
+		}
 	}
 	// In key order, so that a page is touched once. The last change of a key counts.
 	slices.SortStableFunc(entries, func(a, b entry) int { return slices.Compare(a.storeKey, b.storeKey) })
@@ -614,6 +620,12 @@ func (d *Dataset) checkpoint(ctx context.Context, optional bool) (err error) {
 			log.Warn("closing user data", "file", old.path, "error", err)
 		}
 	}
+	for _, path := range d.disk.damaged {
+		if err := os.Rename(path, strings.TrimSuffix(path, ".db")+".damaged"); err != nil {
+			log.Warn("setting damaged user data aside", "error", err)
+		}
+	}
+	d.disk.damaged = nil
 	d.cache.removeOld(d.kind, generation, d.disk.base)
 	d.disk.base = 0
 	log.Info("checkpoint of user data", "dataset", d.kind, "file", filepath.Base(path), "revision", last.meta.Revision, "records", last.meta.Records)

@@ -221,12 +221,15 @@ func TestDamagedFile(t *testing.T) {
 			t.Errorf("%s: passes as whole at revision %d and is not", what, s.Revision)
 		}
 		if !s.Complete {
+			if who(c, "nobody") != "not ready" {
+				t.Errorf("%s: with records lost, a device not found is %s", what, who(c, "nobody"))
+			}
+			if err := c.Close(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
 			aside := strings.TrimSuffix(p, ".db") + ".damaged"
 			if b, err := os.ReadFile(aside); err != nil || !bytes.Equal(b, file) {
 				t.Errorf("%s: the damaged file was not set aside as it was: %v", what, err)
-			}
-			if who(c, "nobody") != "not ready" {
-				t.Errorf("%s: with records lost, a device not found is %s", what, who(c, "nobody"))
 			}
 		}
 		return s.Complete, s.Records

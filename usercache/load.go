@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strings"
 	"sync"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
@@ -82,11 +81,9 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 		if err := d.salvage(path, whole); err != nil {
 			return nil, err
 		}
-		if err := os.Rename(path, strings.TrimSuffix(path, ".db")+".damaged"); err != nil {
-			log.Warn("setting damaged user data aside", "error", err)
-		}
 		d.disk.mustCheckpoint = true
 	}
+	d.disk.damaged = damaged
 	if !whole {
 		d.revision, d.oldest = 0, noBucketYet
 		d.suspect = true
