@@ -111,16 +111,16 @@ type Acceptor struct {
 	// Serve is called in the connection's goroutine. When it returns the connection is closed. c is a
 	// *tls.Conn if TLS is set.
 	Serve func(c net.Conn, source, local netip.AddrPort)
+
+	wg sync.WaitGroup // connections
 }
 
 // HandshakeTimeout is how long a client has for the TLS handshake.
 const HandshakeTimeout = 5 * time.Second
 
-// Run accepts until the listener is closed, by anyone, and returns when all its connections have ended. When
-// ctx ends, TLS handshakes in progress are given up. The error is nil if the listener was closed.
+// Run accepts until the listener is closed, by anyone; the error is nil then. Connections go on: Wait waits for
+// them. When ctx ends, TLS handshakes in progress are given up.
 func (a *Acceptor) Run(ctx context.Context) error {
-	var wg sync.WaitGroup
-	defer wg.Wait()
 	var pause time.Duration
 	for {
 		c, err := a.Listener.Accept()
@@ -139,7 +139,7 @@ func (a *Acceptor) Run(ctx context.Context) error {
 		pause = 0
 		source, local := AddrPort(c.RemoteAddr()), AddrPort(c.LocalAddr())
 		if a.FromProxy != nil && a.FromProxy(source.Addr()) {
-			wg.Go(func() {
+			a.wg.Go(func() {
 				p, err := readProxyFrom(c)
 				if err != nil {
 					a.Counters.Malformed.Add(1)
@@ -156,10 +156,13 @@ func (a *Acceptor) Run(ctx context.Context) error {
 			continue
 		}
 		if a.admit(c, source) {
-			wg.Go(func() { a.serve(ctx, c, source, local) })
+			a.wg.Go(func() { a.serve(ctx, c, source, local) })
 		}
 	}
 }
+
+// Wait returns when all connections have ended. It is called after Run.
+func (a *Acceptor) Wait() { a.wg.Wait() }
 
 // admit asks the gate, and closes the connection if it refuses.
 func (a *Acceptor) admit(c net.Conn, source netip.AddrPort) bool {
@@ -196,13 +199,13 @@ func temporary(err error) bool {
 }
 
 func (a *Acceptor) handshake(ctx context.Context, c net.Conn) *tls.Conn {
-	n := a.Counters.Handshaking.Add(1)
-	defer a.Counters.Handshaking.Add(-1)
-	if n > a.Handshakes.Load() {
+	if a.Counters.Handshaking.Add(1) > a.Handshakes.Load() {
+		a.Counters.Handshaking.Add(-1)
 		a.Counters.HandshakesFull.Add(1)
 		reset(c)
 		return nil
 	}
+	defer a.Counters.Handshaking.Add(-1)
 	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
 	defer cancel()
 	t := tls.Server(c, a.TLS)

@@ -171,6 +171,10 @@ func (s *Server) Serve(ctx context.Context) error {
 		TLS: s.config, Handshakes: s.opts.Handshakes, FromProxy: s.opts.FromProxy, Serve: s.handOver,
 	}
 	err := a.Run(s.handshakes)
+	if err != nil {
+		s.Close() // nobody new can come: better to start anew than to linger
+	}
+	a.Wait()
 	close(stopped)
 	s.Close()
 	wg.Wait()

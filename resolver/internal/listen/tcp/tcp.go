@@ -140,6 +140,10 @@ func (s *Server) Serve(ctx context.Context) error {
 		}
 	})
 	err := a.Run(s.handshakes)
+	if err != nil {
+		s.Close() // nobody new can come: better to start anew than to linger
+	}
+	a.Wait()
 	close(done)
 	wg.Wait()
 	s.Close()

@@ -547,6 +547,43 @@ func TestCloseEndsAll(t *testing.T) {
 	})
 }
 
+// A listener that fails ends the server, connections included, and the error says so.
+func TestListenerThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, b := net.Pipe()
+		broken := errors.New("broken")
+		h := &listentest.Handler{OnResolve: func(*query.Query, func()) {}}
+		s := New(Options{Handler: h, Listener: &oneConn{conn: b, err: broken}})
+		done := make(chan error)
+		go func() { done <- s.Serve(context.Background()) }()
+		write(t, a, frames(listentest.Query(1, "miss.example."))) // never answered
+		if err := <-done; err != broken {
+			t.Errorf("got %v", err)
+		}
+		if _, err := a.Read(make([]byte, 1)); err != io.EOF {
+			t.Errorf("the connection: %v", err)
+		}
+	})
+}
+
+// oneConn is a listener that has one connection and then fails.
+type oneConn struct {
+	net.Listener
+	conn net.Conn
+	err  error
+}
+
+func (l *oneConn) Accept() (net.Conn, error) {
+	c := l.conn
+	l.conn = nil
+	if c == nil {
+		return nil, l.err
+	}
+	return c, nil
+}
+
+func (l *oneConn) Close() error { return nil }
+
 // An idle connection holds no buffer.
 func TestIdleConnectionsHoldNoBuffer(t *testing.T) {
 	simulated(t, Options{}, func(t *testing.T, r rig) {
