@@ -26,6 +26,7 @@ func commands() []*cobra.Command {
 	return []*cobra.Command{
 		runCommand(),
 		checkCommand(),
+		demoCommand(),
 		limitsCommand(),
 	}
 }
