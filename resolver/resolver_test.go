@@ -85,7 +85,7 @@ func newLab(t *testing.T, edit func(*resolver.Options)) *lab {
 }
 
 // fillEmpty makes the user data whole: no users, so that everybody is a stranger and nobody is cold.
-func fillEmpty(t *testing.T, c *usercache.Cache) {
+func fillEmpty(t testing.TB, c *usercache.Cache) {
 	id := usercache.Identity{Dataset: [16]byte{1}, Lineage: [16]byte{1}}
 	for _, k := range []usercache.Kind{usercache.CatalogueKind, usercache.Users} {
 		d := c.Dataset(k)
