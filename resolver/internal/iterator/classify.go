@@ -260,7 +260,7 @@ func (r *response) refer(m *query.Message, zone dnsname.Name, typ uint16) {
 		}
 	}
 	switch {
-	case ns == nil && elsewhere:
+	case elsewhere:
 		r.kind, r.why = kindLame, "referral upwards or sideways"
 	case ns == nil:
 		r.kind = kindEmpty

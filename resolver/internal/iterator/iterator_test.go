@@ -32,6 +32,7 @@ type rig struct {
 	it   *Iterator
 	opts Options
 	tree *query.Tree // of the last question
+	seed byte        // of the selector: another one each time, since chance chooses who is asked first
 }
 
 // latency of the simulated network, one way.
@@ -79,8 +80,9 @@ func (r *rig) forget() {
 	if r.opts.Exchange != nil {
 		r.opts.Exchange.(*exchange.Exchange).Close()
 	}
+	r.seed++
 	r.opts.RRsets = rrcache.New(rrcache.Options{Bytes: 1 << 20})
-	r.opts.Servers = selection.New(selection.Options{Seed: [32]byte{1}})
+	r.opts.Servers = selection.New(selection.Options{Seed: [32]byte{1, r.seed}})
 	r.opts.Exchange = exchange.New(exchange.Options{Transport: exchange.Dialing(r.net.Dial)})
 	r.it = New(r.opts)
 	r.ResetLog()

@@ -46,6 +46,28 @@ func TestPacketLoss(t *testing.T) {
 	})
 }
 
+// Two packets lost in a row cost two short timeouts, no more: the third question is sent, and does not wait
+// for the second.
+func TestTwoPacketsLost(t *testing.T) {
+	bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
+		for i := range 20 {
+			r.ask(ask(fmt.Sprintf("a%d.one.lab.", i), typeA))
+		}
+		n := 0
+		r.hook(s1, func(q siminternet.Query) *siminternet.Reply {
+			if n++; n <= 2 {
+				return &siminternet.Reply{}
+			}
+			return nil
+		})
+		start := now()
+		r.want("b.one.lab.", typeA, "NOERROR", "b.one.lab. A 198.51.100.1")
+		if d := now().Sub(start); d > 500*time.Millisecond {
+			t.Errorf("after %v:\n%s", d, r.log())
+		}
+	})
+}
+
 // A single server whose round-trip time grows far beyond its estimate is waited for.
 func TestServerGetsSlower(t *testing.T) {
 	bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "* A 198.51.100.1"}}, nil, func(r *rig) {
@@ -349,6 +371,75 @@ func TestHints(t *testing.T) {
 	for _, bad := range []string{"", ". NS a.root.", "a.root. A 192.0.2.1", "x NS", ". NS a.\na. A 1.2.3"} {
 		if _, err := ParseHints(bad, "hints.txt"); err == nil || !strings.Contains(err.Error(), "hints.txt") {
 			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+func TestClassify(t *testing.T) {
+	const soa = "leaf.lab. SOA a. b. 1 2 3 4 5"
+	for _, c := range []struct {
+		name                          string
+		aa                            bool
+		rcode                         int
+		answer, authority, additional string
+		typ                           uint16
+		want                          string // kind, then child or last name, then w if weak
+	}{
+		{"answer", true, 0, "a.leaf.lab. A 192.0.2.1", "", "", typeA, "answer a.leaf.lab."},
+		{"from a cache", false, 0, "a.leaf.lab. A 192.0.2.1", "", "", typeA, "answer a.leaf.lab. w"},
+		{"NODATA", true, 0, "", soa, "", typeA, "NODATA a.leaf.lab."},
+		{"NXDOMAIN", true, 3, "", soa, "", typeA, "NXDOMAIN a.leaf.lab."},
+		{"NXDOMAIN without SOA", true, 3, "", "", "", typeA, "NXDOMAIN a.leaf.lab."},
+		{"NXDOMAIN without SOA and authority", false, 3, "", "", "", typeA, "failed a.leaf.lab. w"},
+		{"SOA of the parent", true, 0, "", "lab. SOA a. b. 1 2 3 4 5", "", typeA, "empty a.leaf.lab."},
+		{"SOA of a sibling", true, 0, "", "b.leaf.lab. SOA a. b. 1 2 3 4 5", "", typeA, "empty a.leaf.lab."},
+		{"SOA of the child, for DS", true, 0, "", "a.leaf.lab. SOA a. b. 1 2 3 4 5", "", dnswire.TypeDS, "empty a.leaf.lab."},
+		{"referral", false, 0, "", "a.leaf.lab. NS x.", "", typeA, "referral a.leaf.lab. w"},
+		{"referral with AA", true, 0, "", "a.leaf.lab. NS x.", "", typeA, "referral a.leaf.lab."},
+		{"referral for DS", false, 0, "", "a.leaf.lab. NS x.", "", dnswire.TypeDS, "empty a.leaf.lab. w"},
+		{"referral twice", false, 0, "", "a.leaf.lab. NS x.\nleaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
+		{"upwards", false, 0, "", ". NS x.", "", typeA, "lame a.leaf.lab. w"},
+		{"to the parent", true, 0, "", "lab. NS x.", "", typeA, "lame a.leaf.lab."},
+		{"to itself", false, 0, "", "leaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
+		{"own NS beside NODATA", true, 0, "", "leaf.lab. NS x.", "", typeA, "empty a.leaf.lab."},
+		{"sideways", false, 0, "", "b.leaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
+		{"too deep", false, 0, "", "x.a.leaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
+		{"alias", true, 0, "a.leaf.lab. CNAME x.", "", "", typeA, "alias x."},
+		{"alias within", true, 0, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
+		{"alias within, to nothing", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "NXDOMAIN b.leaf.lab."},
+		{"alias within, NXDOMAIN without SOA", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
+		{"alias within, NXDOMAIN from a cache", false, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "alias b.leaf.lab. w"},
+		{"alias outside, NXDOMAIN", true, 3, "a.leaf.lab. CNAME x.\nx. A 192.0.2.1", soa, "", typeA, "alias x."},
+		{"loop", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. CNAME a.leaf.lab.", "", "", typeA, "alias a.leaf.lab."},
+		{"the alias itself", true, 0, "a.leaf.lab. CNAME x.", "", "", dnswire.TypeCNAME, "answer a.leaf.lab."},
+		{"DNAME at the name", true, 0, "a.leaf.lab. DNAME x.", "", "", typeA, "empty a.leaf.lab."},
+		{"DNAME", true, 0, "leaf.lab. DNAME x.", "", "", typeA, "alias a.x."},
+		{"DNAME above", true, 0, "lab. DNAME x.", "", "", typeA, "empty a.leaf.lab."},
+		{"REFUSED", true, 5, "a.leaf.lab. A 192.0.2.1", "", "", typeA, "lame a.leaf.lab."},
+		{"SERVFAIL", true, 2, "a.leaf.lab. A 192.0.2.1", "", "", typeA, "failed a.leaf.lab."},
+		{"YXDOMAIN", true, 6, "", "", "", typeA, "failed a.leaf.lab."},
+		{"another class", true, 0, "a.leaf.lab. CH A 192.0.2.1", "", "", typeA, "empty a.leaf.lab."},
+		{"nothing", false, 0, "", "", "", typeA, "empty a.leaf.lab. w"},
+	} {
+		q := new(dns.Msg).SetQuestion("a.leaf.lab.", c.typ)
+		wire, err := say(siminternet.Query{Msg: q}, c.aa, c.rcode, c.answer, c.authority, c.additional).Msg.Pack()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		m, err := query.ReadMessage(wire)
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		r := classify(m, dnsname.MustParse("leaf.lab."), dnsname.MustParse("a.leaf.lab."), c.typ, false)
+		got := r.kind.String() + " " + r.last.String()
+		if r.kind == kindReferral {
+			got = "referral " + r.child.String()
+		}
+		if r.weak {
+			got += " w"
+		}
+		if got != c.want {
+			t.Errorf("%s: %s (%s), want %s", c.name, got, r.why, c.want)
 		}
 	}
 }

@@ -189,14 +189,7 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
 		}
-		var p rrcache.Put
-		if s.Type == dnswire.TypeDNAME {
-			r.it.dnames.Store(true)
-		}
-		if s.Type != dnswire.TypeNS { // with a time, it would be a delegation
-			p.Granted = z.granted
-		}
-		c.Put(r.q.View, subnet, *s, p, now)
+		c.Put(r.q.View, subnet, *s, rrcache.Put{}, now)
 	}
 	if res.soa == nil || res.kind != kindNXDomain && res.kind != kindNoData {
 		return // a denial without SOA is not kept (RFC 2308 section 5)
