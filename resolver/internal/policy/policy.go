@@ -305,8 +305,15 @@ var bypasses = map[dnsname.Name]struct{}{
 	dnsname.MustParse("mask.apple-dns.net."):      {},
 }
 
+// localhost is never judged by lists: hosts files name it with its own address, which is no blocking, and
+// its answer is local data.
+var localhost = dnsname.MustParse("localhost.")
+
 // late is rows 9 to 11.
 func (j *judge) late(n *name) query.Verdict {
+	if n.text == localhost {
+		return query.Verdict{}
+	}
 	lists, threats, services := j.p.Lists, j.p.Threats, j.p.Services
 	if j.own != nil && len(j.p.Details.Schedules) > 0 {
 		if v := j.schedules(&lists, &threats, &services); v.Kind != query.Pass {

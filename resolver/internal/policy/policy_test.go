@@ -157,7 +157,7 @@ func answer(t testing.TB, q *query.Query, records string) query.Answer {
 // decides.
 func TestPrecedence(t *testing.T) {
 	w := newWorld(t)
-	w.list("ads", 0, "||listed.example^\n||both.example^\n@@||excepted.example^\n||ruled.example^\n||rewritten.example^\n||served.example^\n||unblocked.example^\n||important.example^\n||tracker.example^\n||192.0.2.66^\n||imp-list.example^$important\n")
+	w.list("ads", 0, "||listed.example^\n||both.example^\n@@||excepted.example^\n||ruled.example^\n||rewritten.example^\n||served.example^\n||unblocked.example^\n||important.example^\n||tracker.example^\n||192.0.2.66^\n||imp-list.example^$important\n127.0.0.1 localhost\n")
 	w.list("own-exception", 1, "@@||threat.example^\n@@||both.example^\n")
 	w.list("malware", 2, "||threat.example^\n||excepted.example^\n")
 	w.put(usercache.CatalogueKind, "category/malware", &userv1.Category{Name: "Malware", Lists: []string{"malware"}, Threat: true, SafeBrowsing: true, Number: 0})
@@ -229,6 +229,7 @@ func TestPrecedence(t *testing.T) {
 		{"10", "tablet", "listed.example.", "A", "blocked by list mode 0"},
 		{"10 exception of another list", "tablet", "both.example.", "A", "allowed by list"},
 		{"10 below", "tablet", "x.y.listed.example.", "A", "blocked by list mode 0"},
+		{"10 but not localhost", "tablet", "localhost.", "A", "pass by nothing"},
 		{"10 not", "tablet", "notlisted.example.", "A", "pass by nothing"},
 		{"11 over an exception of a list", "tablet", "threat.example.", "A", "blocked by threat list mode 0"},
 		{"11 over an exception of 10", "tablet", "excepted.example.", "A", "blocked by threat list mode 0"},
