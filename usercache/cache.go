@@ -134,6 +134,8 @@ type Cache struct {
 	profiles  profileCache
 	serial    uint64 // of the newest catalogue; under the lock of its dataset
 
+	recovered atomic.Uint64
+
 	stop  context.CancelFunc
 	done  sync.WaitGroup
 	close sync.Once
@@ -152,6 +154,9 @@ func (c *Cache) Config() *ConfigSnapshot { return c.config.Load() }
 
 // Secrets returns the present secrets.
 func (c *Cache) Secrets() *SecretsSnapshot { return c.secrets.Load() }
+
+// RecoveredPanics returns how often bbolt, or its memory, has failed under the writer since Open.
+func (c *Cache) RecoveredPanics() uint64 { return c.recovered.Load() }
 
 // Ready notes that the process has become ready with this data. A start that follows two without it does
 // not trust the newest file.

@@ -156,8 +156,7 @@ func (d *Dataset) applyDelta(id Identity, delta Delta, now time.Time) (res Resul
 	d.begin()
 	for i := range delta.Changes {
 		c := &delta.Changes[i]
-		bucket := BucketOf(c.Key)
-		if c.Revision <= d.revision || c.Revision <= d.asOf[bucket] {
+		if c.Revision <= d.revision || len(d.asOf) > 0 && c.Revision <= d.asOf[BucketOf(c.Key)] {
 			res.Skipped++
 			continue
 		}
@@ -487,7 +486,8 @@ func (d *Dataset) Notify(ch chan<- struct{}) {
 
 // apply makes one change. In a transfer the sender's word is final; otherwise the newest wins.
 func (d *Dataset) apply(c *Change, transfer bool, now time.Time, res *Result) error {
-	ordinal, known := d.store.Find(c.Key)
+	k := hashKey(c.Key)
+	ordinal, known := d.store.FindAt(k.shard(), k.tag(), c.Key)
 	var old store.Record
 	held := false
 	if known {
@@ -510,21 +510,32 @@ func (d *Dataset) apply(c *Change, transfer bool, now time.Time, res *Result) er
 	}
 	if c.Removed {
 		if held {
-			d.remove(ordinal, &old, c, now, res)
+			d.remove(k, ordinal, &old, c, now, res)
 			res.Applied++
 		}
 		return nil
 	}
-	if err := d.put(ordinal, known, &old, held, c, now, res); err != nil {
+	if err := d.put(k, ordinal, known, &old, held, c, now, res); err != nil {
 		return err
 	}
 	res.Applied++
 	return nil
 }
 
+// A hashedKey is a store key, from which all that depends on the hash of the key is read.
+type hashedKey []byte
+
+func hashKey(key []byte) hashedKey {
+	return AppendStoreKey(make([]byte, 0, StorePrefix+len(key)), key)
+}
+
+func (k hashedKey) shard() uint8   { return k[0] }
+func (k hashedKey) tag() uint32    { return binary.BigEndian.Uint32(k[1:]) }
+func (k hashedKey) bucket() uint16 { return binary.BigEndian.Uint16(k) }
+
 // put writes a record.
-func (d *Dataset) put(ordinal uint32, known bool, old *store.Record, held bool, c *Change, now time.Time, res *Result) error {
-	bucket := BucketOf(c.Key)
+func (d *Dataset) put(k hashedKey, ordinal uint32, known bool, old *store.Record, held bool, c *Change, now time.Time, res *Result) error {
+	bucket := k.bucket()
 	message, bad := d.read(c.Key, c.Bytes, &d.newFacts)
 
 	totals := d.totals
@@ -563,7 +574,7 @@ func (d *Dataset) put(ordinal uint32, known bool, old *store.Record, held bool, 
 	if reason == NeverUsable {
 		flags = flagUnusable
 	}
-	draft, err := d.store.Write(c.Key, c.Bytes, c.Revision, flags)
+	draft, err := d.store.WriteAt(k.shard(), k.tag(), c.Key, c.Bytes, c.Revision, flags)
 	if err != nil {
 		return fmt.Errorf("record %q: %w", clip(c.Key), err)
 	}
@@ -614,7 +625,7 @@ func (d *Dataset) put(ordinal uint32, known bool, old *store.Record, held bool, 
 		d.size -= uint64(old.Size())
 	}
 	d.changes++
-	d.disk.group(d).put(c.Key, draft.Record)
+	d.disk.group(d).put(k, draft.Record, l)
 
 	switch reason {
 	case 0:
@@ -641,19 +652,19 @@ func (d *Dataset) put(ordinal uint32, known bool, old *store.Record, held bool, 
 const guardKey = "guard/accepted"
 
 // remove takes a record out of the replica, and out of the serving view unless the guard holds it there.
-func (d *Dataset) remove(ordinal uint32, old *store.Record, c *Change, now time.Time, res *Result) {
+func (d *Dataset) remove(k hashedKey, ordinal uint32, old *store.Record, c *Change, now time.Time, res *Result) {
 	totals := d.totals
 	d.read(old.Key, old.Bytes, &d.oldFacts)
 	d.count(&totals, old.Key, old.Bytes, &d.oldFacts, false)
 
-	bucket := BucketOf(c.Key)
+	bucket := k.bucket()
 	l := LeafOf(old.Key, old.Revision, old.Bytes)
 	d.tree.Remove(bucket, l)
 	d.sums[bucket>>8] = d.sums[bucket>>8].Remove(l)
 	d.totals = totals
 	d.size -= uint64(old.Size())
 	d.changes++
-	d.disk.group(d).remove(c.Key)
+	d.disk.group(d).remove(k)
 
 	serving, served := d.store.Serving(ordinal)
 	good := served && serving.Flags&flagUnusable == 0
@@ -1084,8 +1095,7 @@ func (d *Dataset) meta() *storev1.Meta {
 
 // appendValue appends what the file holds of a record: the first four bytes of its leaf, then a
 // store.v1.Record.
-func appendValue(dst []byte, r *store.Record) []byte {
-	leaf := LeafOf(r.Key, r.Revision, r.Bytes)
+func appendValue(dst []byte, r *store.Record, leaf Leaf) []byte {
 	dst = append(dst, leaf[:valueCheck]...)
 	if r.Revision != 0 {
 		dst = append(dst, 1<<3|wireVarint)

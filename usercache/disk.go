@@ -109,6 +109,7 @@ type group struct {
 type entry struct {
 	storeKey []byte
 	record   store.Record
+	leaf     Leaf
 	removed  bool
 }
 
@@ -123,13 +124,13 @@ type bucketAsOf struct {
 	asOf   uint64
 }
 
-func (g *group) put(key []byte, r store.Record) {
-	g.entries = append(g.entries, entry{storeKey: AppendStoreKey(nil, key), record: r})
+func (g *group) put(key hashedKey, r store.Record, l Leaf) {
+	g.entries = append(g.entries, entry{storeKey: key, record: r, leaf: l})
 	g.cost += entryCost + r.Size()
 }
 
-func (g *group) remove(key []byte) {
-	g.entries = append(g.entries, entry{storeKey: AppendStoreKey(nil, key), removed: true})
+func (g *group) remove(key hashedKey) {
+	g.entries = append(g.entries, entry{storeKey: key, removed: true})
 	g.cost += entryCost + len(key)
 }
 
@@ -286,6 +287,9 @@ func (d *Dataset) write(ctx context.Context) {
 			continue
 		}
 		err := d.writeSome(ctx)
+		if fault := (*faultError)(nil); errors.As(err, &fault) {
+			d.cache.recovered.Add(1)
+		}
 		d.mu.Lock()
 		failed := d.disk.failing == nil && err != nil
 		recovered := d.disk.failing != nil && err == nil
@@ -448,7 +452,7 @@ func putGroups(tx *bolt.Tx, groups []*group) error {
 		if e.removed {
 			err = records.Delete(e.storeKey)
 		} else {
-			err = records.Put(e.storeKey, appendValue(nil, &e.record))
+			err = records.Put(e.storeKey, appendValue(nil, &e.record, e.leaf))
 			e.record.Release()
 		}
 		if err != nil {
@@ -692,10 +696,11 @@ func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation u
 			for i := range BucketsPerNode {
 				list = d.bucketEntries(list[:0], uint16(node*BucketsPerNode+i))
 				for i := range list {
-					if err := b.Put(list[i].storeKey, appendValue(nil, &list[i].record)); err != nil {
+					r := &list[i].record
+					if err := b.Put(list[i].storeKey, appendValue(nil, r, LeafOf(r.Key, r.Revision, r.Bytes))); err != nil {
 						return err
 					}
-					list[i].record.Release()
+					r.Release()
 				}
 			}
 			return nil

@@ -467,6 +467,9 @@ func TestFileCutWhileInUse(t *testing.T) {
 		}
 	}
 	wantWho(t, c, "late-pc", "late")
+	if c.RecoveredPanics() == 0 {
+		t.Error("there was no fault to recover from")
+	}
 	closeCache(t, c)
 	c = open(t, Options{Dir: dir})
 	if got := c.Dataset(Users).Root(); got != state.tree.Root() {

@@ -182,10 +182,11 @@ func (s *Store) Count() int { return s.count }
 // Find returns the ordinal of a key.
 func (s *Store) Find(key []byte) (ordinal uint32, ok bool) {
 	n, tag := Hash(key)
-	return s.find(n, tag, key)
+	return s.FindAt(n, tag, key)
 }
 
-func (s *Store) find(n uint8, tag uint32, key []byte) (uint32, bool) {
+// FindAt is Find for a key whose shard and tag are known.
+func (s *Store) FindAt(n uint8, tag uint32, key []byte) (uint32, bool) {
 	sh := &s.shards[n]
 	for f := sh.keys.Find(tag); ; {
 		local, ok := f.Next()
@@ -288,6 +289,11 @@ func (s *Store) Insert(n uint8, tag uint32, key, bytes []byte, revision uint64, 
 // after Publish.
 func (s *Store) Write(key, bytes []byte, revision uint64, flags uint8) (Draft, error) {
 	n, tag := Hash(key)
+	return s.WriteAt(n, tag, key, bytes, revision, flags)
+}
+
+// WriteAt is Write for a key whose shard and tag are known.
+func (s *Store) WriteAt(n uint8, tag uint32, key, bytes []byte, revision uint64, flags uint8) (Draft, error) {
 	sh := &s.shards[n]
 	place, err := sh.write(key, bytes, revision, flags)
 	if err != nil {
@@ -296,7 +302,7 @@ func (s *Store) Write(key, bytes []byte, revision uint64, flags uint8) (Draft, e
 	r, _ := sh.view.Load().at(place)
 	d := Draft{Record: r, place: place, tag: tag}
 	var known bool
-	if d.Ordinal, known = s.find(n, tag, key); known {
+	if d.Ordinal, known = s.FindAt(n, tag, key); known {
 		return d, nil
 	}
 	local, err := sh.take()

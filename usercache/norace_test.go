@@ -1,5 +1,0 @@
-//go:build !race
-
-package usercache
-
-const raceEnabled = false
