@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -11,8 +12,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -39,7 +42,7 @@ const (
 	doh2
 )
 
-var transportNames = [...]string{"UDP", "TCP", "DoT", "DoH over HTTP/1.1", "DoH over HTTP/2"}
+var transportNames = [...]string{"UDP", "TCP", "DoT", "DoH (HTTP/1.1)", "DoH (HTTP/2)"}
 
 func (t transport) String() string { return transportNames[t] }
 
@@ -62,6 +65,9 @@ func (s *system) ask(ctx context.Context, p *process, c client, t transport, q q
 	m.SetEdns0(1232, false)
 	var got *dns.Msg
 	var err error
+	if p.node == nil {
+		return nil, fmt.Errorf("%s is not running", p.name)
+	}
 	switch t {
 	case udp, tcp, dot:
 		got, err = s.exchange(ctx, p.addr(t), c, t, m)
@@ -87,27 +93,35 @@ func (s *system) exchange(ctx context.Context, to netip.AddrPort, c client, t tr
 		x.Net = "tcp-tls"
 		x.TLSConfig = &tls.Config{ServerName: c.device + "." + serverName, RootCAs: s.roots, MinVersion: tls.VersionTLS12, NextProtos: []string{"dot"}}
 	}
-	if end, ok := ctx.Deadline(); ok {
-		d.Deadline = end
-	}
 	conn, err := x.DialContext(ctx, to.String())
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	if end, ok := ctx.Deadline(); ok {
-		_ = conn.SetDeadline(end) // of an open connection this cannot fail
-	}
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	if err := conn.WriteMsg(m); err != nil {
-		return nil, err
+	for {
+		if err := conn.WriteMsg(m); err != nil {
+			return nil, err
+		}
+		wait := patience
+		if t != udp {
+			wait = short
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(wait)) // of an open connection this cannot fail
+		got, err := conn.ReadMsg()
+		if t == udp && errors.Is(err, os.ErrDeadlineExceeded) && ctx.Err() == nil {
+			s.resent.Add(1)
+			continue
+		}
+		if err != nil {
+			return nil, cmp.Or(context.Cause(ctx), err)
+		}
+		return got, answers(m, got)
 	}
-	got, err := conn.ReadMsg()
-	if err != nil {
-		return nil, err
-	}
-	return got, answers(m, got)
 }
+
+// patience is how long a client waits over UDP before it asks again, as stub resolvers do.
+const patience = 2 * time.Second
 
 // fetch asks over DoH: with GET in HTTP/1.1, with POST in HTTP/2.
 func (s *system) fetch(ctx context.Context, to netip.AddrPort, c client, t transport, m *dns.Msg) (*dns.Msg, error) {
@@ -190,7 +204,7 @@ func replyOf(m *dns.Msg) reply {
 
 func (r reply) equal(o reply) bool { return r.rcode == o.rcode && slices.Equal(r.answer, o.answer) }
 
-// String is the records without their owners, as people read them.
+// String is the data that a client uses in the end, as people read it.
 func (r reply) String() string {
 	if len(r.answer) == 0 {
 		if r.rcode == dns.RcodeSuccess {
@@ -198,14 +212,17 @@ func (r reply) String() string {
 		}
 		return dns.RcodeToString[r.rcode]
 	}
-	var data []string
+	var data, aliases []string
 	for _, line := range r.answer {
 		f := strings.SplitN(line, " ", 3)
 		if f[1] == "CNAME" {
-			data = append(data, "alias "+f[2])
+			aliases = append(aliases, f[2])
 		} else {
 			data = append(data, f[2])
 		}
+	}
+	if len(data) == 0 {
+		return "alias of " + aliases[len(aliases)-1]
 	}
 	if n := len(data); n > 3 {
 		return fmt.Sprintf("%s and %d more", data[0], n-1)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -313,10 +314,12 @@ func serviceDown(ctx context.Context, s *system) (string, error) {
 	if err := s.service.stop(); err != nil {
 		return "", fmt.Errorf("stopping the service: %w", err)
 	}
-	if s.service.conn != nil {
-		return "", errors.New("the service is still there")
+	if c, err := net.DialTimeout("tcp", s.service.resolvers, time.Second); err == nil {
+		c.Close()
+		return "", fmt.Errorf("something still listens at the service's address %s", s.service.resolvers)
 	}
 	ads, shop, stats := host("www.ads.example."), host("www.shop.example."), host("stats.shop.example.")
+	resent := s.resent.Load()
 	var failed atomic.Int64
 	var mu sync.Mutex
 	var first error
@@ -356,7 +359,11 @@ func serviceDown(ctx context.Context, s *system) (string, error) {
 	if n > 0 {
 		return "", fmt.Errorf("the service is stopped: %d queries, %d failed; the first: %w", downQueries, n, first)
 	}
-	return fmt.Sprintf("the service is stopped: %d queries, a quarter of them for names in no cache, %d failed", downQueries, n), nil
+	detail := fmt.Sprintf("the service is stopped: %d queries, a quarter of them for names in no cache, %d failed", downQueries, n)
+	if again := s.resent.Load() - resent; again > 0 {
+		detail += fmt.Sprintf("; clients asked %d times again", again)
+	}
+	return detail, nil
 }
 
 func restartFromSnapshot(ctx context.Context, s *system) (string, error) {
@@ -379,7 +386,6 @@ func restartFromSnapshot(ctx context.Context, s *system) (string, error) {
 	if r, h := p.revision(), p.root(); r != revision || h != root {
 		return "", fmt.Errorf("%s has revision %d, root %v after the restart; before: %d, %v", p.name, r, h, revision, root)
 	}
-	// Rules and lists are compiled in the background; until then answers that need them wait.
 	after, err := s.verdicts(ctx, p)
 	took := clock.Elapsed().Sub(begin)
 	if err != nil {

@@ -40,8 +40,10 @@ type Options struct {
 	// Version of the program, for status.
 	Version string
 
-	// sabotage changes the system before the checks, for tests.
-	sabotage func(*system)
+	// For tests: the checks to run, nil for all, a change to the system before them, and what to do while held.
+	checks   []check
+	sabotage func(context.Context, *system) error
+	held     func(*system)
 }
 
 // Run runs the demo and returns how many checks failed. The error is of writing to Out.
@@ -49,12 +51,15 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 	if o.Err == nil {
 		o.Err = io.Discard
 	}
+	if o.checks == nil {
+		o.checks = checks
+	}
 	logged := new(logBuffer)
 	p := &printer{w: o.Out, json: o.JSON}
 
 	dir, err := os.MkdirTemp("", "sluice-demo-")
 	if err != nil {
-		return len(checks), fmt.Errorf("a folder for the demo: %w", err)
+		return len(o.checks), fmt.Errorf("a folder for the demo: %w", err)
 	}
 	defer os.RemoveAll(dir)
 	s := &system{dir: dir, version: o.Version, log: slog.New(slog.NewTextHandler(logged, &slog.HandlerOptions{Level: slog.LevelInfo}))}
@@ -68,11 +73,11 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 			_ = within(ctx, startTime, func(ctx context.Context) error { p.answers(s.tour(ctx)); return nil })
 		}
 		if o.sabotage != nil {
-			o.sabotage(s)
+			startErr = within(ctx, startTime, func(ctx context.Context) error { return o.sabotage(ctx, s) })
 		}
 	}
 	p.begin()
-	for _, c := range checks {
+	for _, c := range o.checks {
 		r := result{Check: c.name, Detail: "did not run"}
 		switch {
 		case startErr != nil:
@@ -87,6 +92,10 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 		}
 		p.result(r)
 	}
+	p.total(len(o.checks)-failed, failed)
+	if failed > 0 {
+		fmt.Fprintf(o.Err, "\nWhat the parts logged:\n%s", logged.text())
+	}
 	if o.Hold && startErr == nil && ctx.Err() == nil {
 		if err := s.hold(); err != nil {
 			fmt.Fprintf(o.Err, "The addresses cannot be held: %v\n", err)
@@ -96,12 +105,11 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 				to = o.Err // standard output stays one object a line
 			}
 			fmt.Fprint(to, s.pasteLines())
+			if o.held != nil {
+				o.held(s)
+			}
 			<-ctx.Done()
 		}
-	}
-	p.total(len(checks)-failed, failed)
-	if failed > 0 {
-		fmt.Fprintf(o.Err, "\nWhat the parts logged:\n%s", logged.text())
 	}
 	return failed, p.err
 }

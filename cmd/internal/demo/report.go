@@ -55,8 +55,15 @@ func (p *printer) system(s *system, took time.Duration) {
 		for _, n := range s.nodes {
 			fmt.Fprintf(w, "  %s\tUDP and TCP %v, DoT %v, DoH %v\n", n.name, n.addr(udp), n.addr(dot), n.addr(doh1))
 		}
-		fmt.Fprintf(w, "  alice\tpolicy %q: list %q, safe search at Google; a rule and a rewrite of her own\n", policyID, listName)
+		fmt.Fprintf(w, "  alice\tpolicy %q (list %q, safe search at Google), a rule and a rewrite of her own\n", policyID, listName)
 		fmt.Fprintf(w, "  bob\tno filtering\n")
+	})
+	p.printf("\nThe resolvers know who asks by:\n\n")
+	p.table(func(w io.Writer) {
+		fmt.Fprintf(w, "  \tUDP, TCP: SOURCE\tDoT: SERVER NAME\tDoH: PATH\n")
+		for _, c := range []client{alice, bob} {
+			fmt.Fprintf(w, "  %s\t%v\t%s.%s\t/dns-query/%s\n", c.name, c.source, c.device, serverName, c.device)
+		}
 	})
 	p.printf("\nStarted in %.1f s: the list and both users came to the resolvers from the service.\n", took.Seconds())
 }
@@ -71,12 +78,12 @@ type look struct {
 // tour asks resolver-1 for names that show what settings do.
 func (s *system) tour(ctx context.Context) (looks []look) {
 	for _, x := range []struct{ name, note string }{
-		{"www.shop.example.", "no rule meets it"},
+		{"www.shop.example.", ""},
 		{"www.ads.example.", ""},
-		{"banner.ads.example.", "alice's own rule, line 2: " + strings.Split(aliceRules, "\n")[1]},
+		{"banner.ads.example.", ""},
 		{"metrics.tracker.example.", ""},
 		{"stats.shop.example.", ""},
-		{"www.google.com.", "alice's policy: safe search at Google"},
+		{"www.google.com.", "policy " + policyID + ": safe search at Google"},
 		{"nas.home.arpa.", "alice's rewrite: " + aliceRewrite},
 	} {
 		l := look{name: strings.TrimSuffix(x.name, "."), why: x.note}
@@ -96,6 +103,9 @@ func (s *system) tour(ctx context.Context) (looks []look) {
 				l.why = s.why(x.name, r)
 			}
 		}
+		if l.why == "" {
+			l.why = s.notBlocked(x.name)
+		}
 		looks = append(looks, l)
 	}
 	return looks
@@ -104,7 +114,6 @@ func (s *system) tour(ctx context.Context) (looks []look) {
 // why tells what blocked a name: the list that the extended error of the response names, and the rule of it
 // that the name meets, or else the end of its aliases.
 func (s *system) why(name string, r reply) string {
-	why := fmt.Sprintf("list %q", r.why)
 	names := []string{name}
 	if is, err := s.zoneData(host(name)); err == nil {
 		for _, line := range is.answer {
@@ -118,13 +127,21 @@ func (s *system) why(name string, r reply) string {
 		if err != nil || j.Verdict != "blocked" {
 			continue
 		}
-		why += fmt.Sprintf(", line %d: %s", j.Line, j.Rule)
+		why := fmt.Sprintf("%s, line %d: %s", r.why, j.Line, j.Rule)
 		if i > 0 {
-			why += " (for its alias " + strings.TrimSuffix(n, ".") + ")"
+			why = "is an alias of " + strings.TrimSuffix(n, ".") + "; " + why
 		}
-		break
+		return why
 	}
-	return why
+	return r.why
+}
+
+// notBlocked tells why nothing blocks a name.
+func (s *system) notBlocked(name string) string {
+	if j, err := s.own.Judge(name, "A", resolver.JudgedBy{}); err == nil && j.Verdict == "allowed" {
+		return fmt.Sprintf("alice's own rule, line %d: %s", j.Line, j.Rule)
+	}
+	return "no rule meets it"
 }
 
 // answers shows who got what.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
@@ -55,6 +56,8 @@ type system struct {
 	service  *service
 	nodes    []*process
 	list     *resolver.Judge // tells which rule of the list a name meets
+	own      *resolver.Judge // the same of alice's own rules
+	resent   atomic.Int64    // queries that a client sent again
 
 	caFile string
 	roots  *x509.CertPool
@@ -71,7 +74,7 @@ func (s *system) start(ctx context.Context) (err error) {
 	}
 
 	s.service = &service{dir: s.path("service"), version: s.version, log: s.log.With("part", "service")}
-	if err := errors.Join(s.service.start()); err != nil {
+	if err := s.service.start(); err != nil {
 		return err
 	}
 	if err := s.service.open(); err != nil {
@@ -119,7 +122,10 @@ func (s *system) writeFiles() (err error) {
 			return err
 		}
 	}
-	s.list, _, err = resolver.NewJudge([]resolver.ListFile{{Name: listID, Text: []byte(listText)}})
+	if s.list, _, err = resolver.NewJudge([]resolver.ListFile{{Name: listID, Text: []byte(listText)}}); err != nil {
+		return err
+	}
+	s.own, _, err = resolver.NewJudge([]resolver.ListFile{{Name: "own", Text: []byte(aliceRules)}})
 	return err
 }
 
@@ -263,16 +269,29 @@ func (p *process) stop() error {
 	return err
 }
 
-// revision is that of the users it serves.
+// revision is that of the users it serves, 0 while it is stopped.
 func (p *process) revision() uint64 {
+	if p.node == nil {
+		return 0
+	}
 	return p.node.Users().Dataset(usercache.Users).Status().Revision
 }
 
 // root is the digest of the users it serves.
-func (p *process) root() usercache.Hash { return p.node.Users().Dataset(usercache.Users).Root() }
+func (p *process) root() usercache.Hash {
+	if p.node == nil {
+		return usercache.Hash{}
+	}
+	return p.node.Users().Dataset(usercache.Users).Root()
+}
 
-// addr is where it serves a transport.
-func (p *process) addr(t transport) netip.AddrPort { return p.node.Addrs()[t.listener()][0] }
+// addr is where it serves a transport; the zero address while it is stopped.
+func (p *process) addr(t transport) netip.AddrPort {
+	if p.node == nil {
+		return netip.AddrPort{}
+	}
+	return p.node.Addrs()[t.listener()][0]
+}
 
 // until asks again and again whether something holds.
 func until(ctx context.Context, holds func() bool) error {
