@@ -160,7 +160,7 @@ func (d *Dataset) applyDelta(id Identity, delta Delta, now time.Time) (res Resul
 			res.Skipped++
 			continue
 		}
-		if err = d.apply(c, false, now, &res); err != nil {
+		if err = d.apply(c, nil, now, &res); err != nil {
 			break
 		}
 	}
@@ -294,7 +294,7 @@ func (d *Dataset) applyBucket(id Identity, b BucketData, now time.Time) (res Res
 	for i := range b.Records {
 		r := &b.Records[i]
 		c := Change{Key: r.Key, Revision: r.Revision, Bytes: r.Bytes}
-		if err := d.apply(&c, true, now, &res); err != nil {
+		if err := d.apply(&c, &b.AsOf, now, &res); err != nil {
 			return res, err
 		}
 	}
@@ -312,7 +312,7 @@ func (d *Dataset) applyBucket(id Identity, b BucketData, now time.Time) (res Res
 	}
 	for _, key := range gone {
 		c := Change{Key: key, Revision: b.AsOf, Removed: true}
-		if err := d.apply(&c, true, now, &res); err != nil {
+		if err := d.apply(&c, &b.AsOf, now, &res); err != nil {
 			return res, err
 		}
 	}
@@ -484,8 +484,9 @@ func (d *Dataset) Notify(ch chan<- struct{}) {
 	d.notify = append(d.notify, ch)
 }
 
-// apply makes one change. In a transfer the sender's word is final; otherwise the newest wins.
-func (d *Dataset) apply(c *Change, transfer bool, now time.Time, res *Result) error {
+// apply makes one change, if it is newer than what is held. In a transfer asOf is when the sender looked: what
+// is held and not newer than that must give way, whatever its revision.
+func (d *Dataset) apply(c *Change, asOf *uint64, now time.Time, res *Result) error {
 	k := hashKey(c.Key)
 	ordinal, known := d.store.FindAt(k.shard(), k.tag(), c.Key)
 	var old store.Record
@@ -495,15 +496,12 @@ func (d *Dataset) apply(c *Change, transfer bool, now time.Time, res *Result) er
 		defer old.Release()
 	}
 	if held {
-		newer := old.Revision > c.Revision
-		if !transfer {
-			newer = old.Revision >= c.Revision
+		keep := old.Revision >= c.Revision
+		if asOf != nil {
+			same := !c.Removed && old.Revision == c.Revision && string(old.Bytes) == string(c.Bytes)
+			keep = same || old.Revision > *asOf && !d.replacing
 		}
-		if newer && !(transfer && d.replacing) {
-			res.Skipped++
-			return nil
-		}
-		if transfer && !c.Removed && old.Revision == c.Revision && string(old.Bytes) == string(c.Bytes) {
+		if keep {
 			res.Skipped++
 			return nil
 		}

@@ -331,6 +331,14 @@ func TestOverlay(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 
+	// A device that a good record claims too is not lost to one that cannot be used.
+	delta(t, d, put("carl2", user("carl-pc")))
+	wantWho(t, c, "carl-pc", "carl2")
+	delta(t, d, put("carl", &userv1.User{Devices: []*userv1.Device{{Id: "carl-pc"}, {Id: "!"}}}))
+	wantWho(t, c, "carl-pc", "carl2")
+	delta(t, d, gone("carl2"))
+	wantWho(t, c, "carl-pc", "unusable")
+
 	// Good versions end it, and so does the end of the record.
 	delta(t, d, put("ann", user("ann-new")), put("carl", user("carl-pc")), bad("bob"))
 	wantWho(t, c, "ann-pc", "unknown")
@@ -589,6 +597,33 @@ func TestDivergedDataset(t *testing.T) {
 		t.Errorf("revision %d, root differs: %v", d.Status().Revision, d.Root() != lost.tree.Root())
 	}
 	wantWho(t, c, "d45", "unknown")
+}
+
+// What a bucket's sender would have seen gives way to what it did see, also where its revision is higher.
+func TestTransferOverRecordsThatShouldNotBe(t *testing.T) {
+	c := open(t, Options{})
+	d := begin(t, c.Dataset(Users))
+	wrong, right := put("a", user("wrong")), put("a", user("right"))
+	wrong.Revision = 10
+	for _, as := range []struct {
+		asOf uint64
+		want string
+	}{{9, "wrong"}, {20, "right"}} {
+		if _, err := d.ApplyDelta(context.Background(), testID, Delta{To: 10, Changes: []Change{wrong}}, day); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.BeginTransfer(testID, false); err != nil {
+			t.Fatal(err)
+		}
+		b := BucketData{Bucket: BucketOf(right.Key), AsOf: as.asOf, Whole: true, Records: []Record{{right.Key, 8, right.Bytes}}}
+		if _, err := d.ApplyBucket(context.Background(), testID, b, day); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.FinishTransfer(testID, as.asOf, day); err != nil {
+			t.Fatal(err)
+		}
+		wantWho(t, c, as.want, "a")
+	}
 }
 
 func TestRefusedInput(t *testing.T) {

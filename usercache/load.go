@@ -282,7 +282,7 @@ func (d *Dataset) salvage(path string, base bool) error {
 		},
 		record: func(r *fileRecord) error {
 			c := Change{Key: r.key, Revision: r.revision, Bytes: r.bytes}
-			return d.apply(&c, false, clock.Wall(), &res)
+			return d.apply(&c, nil, clock.Wall(), &res)
 		},
 	})
 	if !base {

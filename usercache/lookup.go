@@ -25,8 +25,9 @@ func (c *Cache) LookupDevice(id *DeviceID, p *Profile) Status {
 
 // LookupSource finds the device linked to a source address: the longest linked network that holds it.
 func (c *Cache) LookupSource(addr netip.Addr, p *Profile) Status {
-	s, seq := c.lookupSource(addr, p)
-	if s == Unknown && c.users.moved(seq) {
+	seq := c.users.seq.Load()
+	s, sure := c.lookupSource(addr, p)
+	if !sure && c.users.moved(seq) {
 		c.users.mu.RLock()
 		s, _ = c.lookupSource(addr, p)
 		c.users.mu.RUnlock()
@@ -34,30 +35,32 @@ func (c *Cache) LookupSource(addr netip.Addr, p *Profile) Status {
 	return c.absent(s)
 }
 
-func (c *Cache) lookupSource(addr netip.Addr, p *Profile) (s Status, seq uint64) {
-	seq = c.users.seq.Load()
+// lookupSource also reports whether the first length tried gave the result. Otherwise a batch under way may
+// have hidden a longer link that is moving from one user to another.
+func (c *Cache) lookupSource(addr netip.Addr, p *Profile) (s Status, sure bool) {
 	x := c.users.users
 	addr = addr.Unmap().WithZone("")
+	sure = true
 	if addr.Is4() {
-		for w := x.v4Lengths.Load(); w != 0; {
+		for w := x.v4Lengths.Load(); w != 0; sure = false {
 			n := 63 - bits.LeadingZeros64(w)
 			w &^= 1 << n
 			if s = c.lookupLink(addr, n, p); s != Unknown {
-				return s, seq
+				return s, sure
 			}
 		}
-		return Unknown, seq
+		return Unknown, false
 	}
 	for i := 1; i >= 0; i-- {
-		for w := x.v6Lengths[i].Load(); w != 0; {
+		for w := x.v6Lengths[i].Load(); w != 0; sure = false {
 			n := 63 - bits.LeadingZeros64(w)
 			w &^= 1 << n
 			if s = c.lookupLink(addr, i*64+n, p); s != Unknown {
-				return s, seq
+				return s, sure
 			}
 		}
 	}
-	return Unknown, seq
+	return Unknown, false
 }
 
 func (c *Cache) lookupLink(addr netip.Addr, bits int, p *Profile) Status {

@@ -94,7 +94,15 @@ func TestLookupsDoNotAllocate(t *testing.T) {
 func TestLookupsDuringChanges(t *testing.T) {
 	c := open(t, Options{Guard: GuardOptions{Share: 1}})
 	d := begin(t, c.Dataset(Users))
-	delta(t, d, put("a", user("a-own", "roaming")), put("b", user("b-own")))
+	roaming := func(u string, with bool) Change {
+		m := user(u + "-own")
+		if with {
+			m.Devices = append(m.Devices, &userv1.Device{Id: "roaming", Links: []string{"192.0.2.7"}})
+		}
+		return put(u, m)
+	}
+	delta(t, d, roaming("a", true), roaming("b", false),
+		put("net", &userv1.User{Devices: []*userv1.Device{{Id: "net-all", Links: []string{"192.0.2.0/24"}}}}))
 	var stop atomic.Bool
 	var wg sync.WaitGroup
 	for range 2 {
@@ -102,6 +110,11 @@ func TestLookupsDuringChanges(t *testing.T) {
 			for !stop.Load() {
 				if w := who(c, "roaming"); w != "a" && w != "b" {
 					t.Errorf("the roaming device is with %q", w)
+					return
+				}
+				var p Profile
+				if s := c.LookupSource(netip.AddrFrom4([4]byte{192, 0, 2, 7}), &p); s != Found || p.DeviceID.String() != "roaming" {
+					t.Errorf("the roaming device's address is %v %v", s, p.DeviceID)
 					return
 				}
 				if w := who(c, "a-own"); w != "a" {
@@ -120,7 +133,7 @@ func TestLookupsDuringChanges(t *testing.T) {
 		if i%2 == 1 {
 			from, to = to, from
 		}
-		changes := []Change{put(from, user(from+"-own")), put(to, user(to+"-own", "roaming"))}
+		changes := []Change{roaming(from, false), roaming(to, true)}
 		for k := range 4 {
 			key := "x" + strconv.Itoa((i*7+k)%500)
 			if i/100%2 == 0 {

@@ -14,8 +14,8 @@ import (
 // A userIndex finds the user and device behind an id or address.
 //
 // Every claim of every serving record is entered, also those of a device id that two users claim by
-// mistake. Who wins is decided when asked: of all records that really hold the claim the one with the
-// highest revision, then the lowest key. So the order in which changes arrived does not matter, and a loser
+// mistake. Who wins is decided when asked: of all records that really hold the claim one that can be used,
+// then the one with the highest revision, then the lowest key. So the order in which changes arrived does not matter, and a loser
 // has the device again as soon as the winner lets go of it.
 //
 // One goroutine writes, any read.
@@ -133,6 +133,9 @@ func (x *userIndex) better(r *store.Record, device *[]byte, ordinal *uint32, ok 
 
 // wins reports whether a claim of record a goes before that of record b.
 func wins(a, b *store.Record) bool {
+	if a.Flags&flagUnusable != b.Flags&flagUnusable {
+		return b.Flags&flagUnusable != 0
+	}
 	if a.Revision != b.Revision {
 		return a.Revision > b.Revision
 	}
@@ -316,6 +319,7 @@ type crowd struct {
 type member struct {
 	ordinal  uint32
 	claims   int // how often the record makes this claim
+	unusable bool
 	revision uint64
 	key      string
 }
@@ -342,7 +346,7 @@ func (x *userIndex) joinCrowd(ordinal uint32, hash uint64) {
 	}
 	m := member{ordinal: ordinal, claims: 1}
 	if r, ok := x.store.Serving(ordinal); ok {
-		m.revision, m.key = r.Revision, string(r.Key)
+		m.revision, m.key, m.unusable = r.Revision, string(r.Key), r.Flags&flagUnusable != 0
 		r.Release()
 	}
 	heap.Push(c, m)
@@ -386,7 +390,8 @@ func (x *userIndex) rejoin(ordinal uint32, claims []claim) {
 			continue
 		}
 		if r, ok := x.store.Serving(ordinal); ok {
-			c.members[i].revision, c.members[i].key = r.Revision, string(r.Key)
+			m := &c.members[i]
+			m.revision, m.key, m.unusable = r.Revision, string(r.Key), r.Flags&flagUnusable != 0
 			r.Release()
 			heap.Fix(c, i)
 		}
@@ -401,6 +406,9 @@ func (c *crowd) Len() int { return len(c.members) }
 // Less reports whether member i goes before member j.
 func (c *crowd) Less(i, j int) bool {
 	a, b := &c.members[i], &c.members[j]
+	if a.unusable != b.unusable {
+		return b.unusable
+	}
 	if a.revision != b.revision {
 		return a.revision > b.revision
 	}
