@@ -123,6 +123,8 @@ type Listeners struct {
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// DoHPath is where DoH is served; "" means /dns-query.
 	DoHPath string
+	// ProxyFrom are networks that must send a PROXY v2 header, which names the client.
+	ProxyFrom []netip.Prefix
 }
 
 // QueryEvent is what the query log learns of one query.
@@ -130,15 +132,15 @@ type QueryEvent = query.Event
 
 // A Resolver answers DNS queries. It is safe for concurrent use.
 type Resolver struct {
-	o        Options
-	ctx      context.Context
-	cancel   context.CancelFunc
-	engine   *engine
-	policy   *policy.Policy
-	path     *pipeline.Pipeline
-	servers  []server
-	live     *liveLimits
-	changed  chan struct{} // of size one: the catalogue or the set of blobs has changed
+	o       Options
+	ctx     context.Context
+	cancel  context.CancelFunc
+	engine  *engine
+	policy  *policy.Policy
+	path    *pipeline.Pipeline
+	servers []server
+	live    *liveLimits
+	changed chan struct{} // of size one: the catalogue or the set of blobs has changed
 }
 
 // A server is a listener of any transport.
@@ -218,19 +220,16 @@ func New(o Options) (_ *Resolver, err error) {
 // newListeners makes the servers of all transports.
 func (r *Resolver) newListeners() (servers []server, err error) {
 	l, live := &r.o.Listeners, r.live
-	exempt := func(a netip.Addr) bool {
-		for _, p := range r.o.Access.Unlimited {
-			if p.Contains(a.Unmap()) {
-				return true
-			}
-		}
-		return false
-	}
+	exempt := func(a netip.Addr) bool { return within(r.o.Access.Unlimited, a) }
 	for _, g := range live.gates[query.TCP:] {
 		g.Exempt = exempt
 	}
+	var fromProxy func(netip.Addr) bool
+	if len(l.ProxyFrom) > 0 {
+		fromProxy = func(a netip.Addr) bool { return within(l.ProxyFrom, a) }
+	}
 	if len(l.UDP) > 0 {
-		s, err := udp.New(udp.Options{Conns: l.UDP, Handler: r.path})
+		s, err := udp.New(udp.Options{Conns: l.UDP, Handler: r.path, FromProxy: fromProxy})
 		if err != nil {
 			return nil, err
 		}
@@ -238,7 +237,7 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 	}
 	desks := listen.NewDesks(r.path, int(r.o.Limits.Value(limits.Workers)))
 	common := func(n net.Listener, transport query.Transport) tcp.Options {
-		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Desks: desks}
+		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Desks: desks, FromProxy: fromProxy}
 	}
 	for _, n := range l.TCP {
 		servers = append(servers, tcp.New(common(n, query.TCP)))
@@ -248,11 +247,20 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 	}
 	for _, n := range l.DoH {
 		servers = append(servers, doh.New(doh.Options{
-			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath,
+			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath, FromProxy: fromProxy,
 			GetCertificate: l.GetCertificate, Handshakes: &live.handshakes,
 		}))
 	}
 	return servers, nil
+}
+
+func within(ps []netip.Prefix, a netip.Addr) bool {
+	for _, p := range ps {
+		if p.Contains(a.Unmap()) {
+			return true
+		}
+	}
+	return false
 }
 
 // Run serves until ctx ends, then drains: no more is received, and what is being answered gets a few seconds.

@@ -38,9 +38,6 @@ func (s *sockets) open(c *config.Listen, l *resolver.LiveLimits) error {
 	if len(c.DoQ) > 0 || c.HTTP3 {
 		return errors.New("listen.doq, listen.http3: this version serves no QUIC; remove them")
 	}
-	if len(c.ProxyProtocolFrom) > 0 {
-		return errors.New("listen.proxy_protocol_from: this version reads no PROXY header; remove it")
-	}
 	workers := int(l.Value(resolver.LimitWorkers))
 	for _, a := range c.UDP {
 		at := a
@@ -104,7 +101,7 @@ func udpOptions(share bool) func(network, address string, c syscall.RawConn) err
 }
 
 func (s *sockets) listeners(c *config.Sluice, certs *certificates) resolver.Listeners {
-	return resolver.Listeners{UDP: s.udp, TCP: s.tcp, DoT: s.dot, DoH: s.doh, GetCertificate: certs.get, DoHPath: c.Identify.DoHPath}
+	return resolver.Listeners{UDP: s.udp, TCP: s.tcp, DoT: s.dot, DoH: s.doh, GetCertificate: certs.get, DoHPath: c.Identify.DoHPath, ProxyFrom: c.Listen.ProxyProtocolFrom}
 }
 
 // attrs are the addresses for the log lines "ready" and "serving".

@@ -280,7 +280,9 @@ var spaces = sync.Pool{New: func() any { return new(space) }}
 // respond counts and sends a response; an empty one is silence.
 func (p *Pipeline) respond(w *waiter, response []byte, after query.After) {
 	p.flightMu.Lock()
-	p.count(p.flightWorker, w.q, len(response), after)
+	if p.count(p.flightWorker, w.q, len(response), after) != 0 {
+		p.flightWorker.Ring.Wake()
+	}
 	p.flightMu.Unlock()
 	if len(response) == 0 {
 		response = nil

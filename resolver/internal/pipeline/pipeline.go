@@ -470,8 +470,7 @@ func (p *Pipeline) count(w *query.Worker, q *query.Query, n int, after query.Aft
 	if after != 0 {
 		if e := w.Ring.Slot(); e != nil {
 			fillEvent(e, q, after)
-			w.Ring.Commit()
-			w.Ring.Wake()
+			w.Ring.Commit() // the listener wakes the consumer, once a batch
 		}
 	}
 	return after
