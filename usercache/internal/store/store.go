@@ -16,6 +16,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"runtime"
 	"sync/atomic"
 
@@ -35,13 +36,16 @@ const (
 	chunkShift  = 18
 	offsetMask  = 1<<chunkShift - 1
 	maxChunks   = 1 << (32 - chunkShift)
-	headerLen   = 16
+	headerLen   = 12
 	firstOffset = placeUnit
 
-	// MaxBytes bounds key and bytes of a record together, so that a record fits a chunk.
-	MaxBytes = maxChunk - firstOffset - headerLen - maxDerived
-	// maxDerived bounds what the owner appends to a record.
-	maxDerived = 64 << 10
+	// A header is 1 bit of flags, 11 bits of the key's length and 20 of the bytes', then the revision.
+	keyBits    = 11
+	lengthBits = 20
+
+	// MaxKey and MaxBytes bound a record, so that its lengths fit a header and the whole a chunk.
+	MaxKey   = 1<<keyBits - 1
+	MaxBytes = maxChunk - firstOffset - headerLen - MaxKey - placeUnit
 )
 
 // ErrFull says that a shard can hold no more records or bytes.
@@ -53,7 +57,7 @@ type Record struct {
 	Key      []byte
 	Bytes    []byte
 	Revision uint64
-	// Flags belong to the owner of the store.
+	// Flags belong to the owner of the store. Only the lowest bit is kept.
 	Flags uint8
 	// Stamp names this version of the record: the ordinal has the same stamp as long as it has the same
 	// serving version, and never the same one again. (It does change when a shard is compacted.)
@@ -160,14 +164,14 @@ func (v *view) at(place uint32) (Record, bool) {
 	}
 	block := v.chunks[c]
 	b := block.Bytes()[int(place&offsetMask)*placeUnit:]
-	keyLen := int(binary.LittleEndian.Uint16(b[2:]))
-	n := int(binary.LittleEndian.Uint32(b[4:]))
+	head := binary.LittleEndian.Uint32(b)
+	keyLen, n := int(head>>lengthBits&(1<<keyBits-1)), int(head&(1<<lengthBits-1))
 	body := b[headerLen:]
 	r := Record{
 		Key:      body[:keyLen:keyLen],
 		Bytes:    body[keyLen : keyLen+n : keyLen+n],
-		Revision: binary.LittleEndian.Uint64(b[8:]),
-		Flags:    b[0],
+		Revision: binary.LittleEndian.Uint64(b[4:]),
+		Flags:    uint8(head >> (lengthBits + keyBits)),
 		Stamp:    v.stamp(place),
 		block:    block,
 	}
@@ -518,10 +522,10 @@ func stored(key, bytes int) int {
 
 // write appends a record to the last chunk, or to a new one.
 func (sh *shard) write(key, bytes []byte, revision uint64, flags uint8) (place uint32, err error) {
-	need := stored(len(key), len(bytes))
-	if need > MaxBytes {
-		return 0, ErrFull
+	if len(key) > MaxKey || len(bytes) > MaxBytes {
+		return 0, fmt.Errorf("a record of %d bytes with a key of %d does not fit", len(bytes), len(key))
 	}
+	need := stored(len(key), len(bytes))
 	v := sh.view.Load()
 	if v == nil {
 		places, err := offheap.New(16 * 4)
@@ -560,10 +564,8 @@ func (sh *shard) write(key, bytes []byte, revision uint64, flags uint8) (place u
 }
 
 func put(b, key, bytes []byte, revision uint64, flags uint8) {
-	b[0] = flags
-	binary.LittleEndian.PutUint16(b[2:], uint16(len(key)))
-	binary.LittleEndian.PutUint32(b[4:], uint32(len(bytes)))
-	binary.LittleEndian.PutUint64(b[8:], revision)
+	binary.LittleEndian.PutUint32(b, uint32(flags&1)<<(lengthBits+keyBits)|uint32(len(key))<<lengthBits|uint32(len(bytes)))
+	binary.LittleEndian.PutUint64(b[4:], revision)
 	copy(b[headerLen:], key)
 	copy(b[headerLen+len(key):], bytes)
 }
