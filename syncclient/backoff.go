@@ -114,7 +114,7 @@ func (b *backoffs) fail(key string, started clock.Instant, demanded, most time.D
 	now := clock.Elapsed()
 	b.mu.Lock()
 	e := b.entries[key]
-	if e.Failures > 0 && started.Before(e.failedAt) && demanded == 0 {
+	if e.Failures > 0 && started <= e.failedAt && now.Before(e.until) && demanded == 0 {
 		b.mu.Unlock()
 		return e.Failures, e.until.Sub(now)
 	}

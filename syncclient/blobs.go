@@ -289,8 +289,8 @@ func (b *Blobs) fetch(ctx context.Context, s *service, list []Hash) {
 	if err != nil {
 		demanded, _ := retryAfter(err)
 		failures, wait := b.c.backoffs.fail(b.key(s), started, demanded, maxUnreachable, err.Error())
-		if unreachable(err) {
-			s.dropIfDead()
+		if l != nil && unreachable(err) {
+			s.dropIfDead(l)
 		}
 		level := slog.LevelDebug
 		if failures == 1 {

@@ -36,9 +36,11 @@ func bubble(t *testing.T, test func(r *rig)) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &rig{t: t, dir: dir, service: fakesync.New(), log: &logged{}}
 		r.service.Start()
+		defer func() {
+			r.stop()
+			r.service.Stop()
+		}()
 		test(r)
-		r.stop()
-		r.service.Stop()
 	})
 }
 

@@ -23,9 +23,10 @@ const (
 	// defaultHeartbeat is assumed when a Hello does not say; others are taken within reason.
 	defaultHeartbeat                         = 5 * time.Second
 	minHeartbeat, maxHeartbeat               = time.Second, 30 * time.Second
-	maxIdle                                  = 100      // messages in a row that say nothing new
-	maxParts                                 = 64 << 20 // bytes of one revision that came in several deltas
-	aheadAgain                               = 2        // a replica may be a moment behind; twice in a row it is not that
+	proven                                   = 4 * time.Second // how long a Watch must have gone well to forget what went wrong before
+	maxIdle                                  = 100             // messages in a row that say nothing new
+	maxParts                                 = 64 << 20        // bytes of one revision that came in several deltas
+	aheadAgain                               = 2               // a replica may be a moment behind; twice in a row it is not that
 	never                      clock.Instant = math.MinInt64
 )
 
@@ -95,11 +96,14 @@ func (f *follower) run(ctx context.Context) {
 			continue
 		}
 		started := clock.Elapsed()
-		err := f.follow(ctx, s)
+		l, err := s.connect()
+		if err == nil {
+			err = f.follow(ctx, s, l)
+		}
 		if ctx.Err() != nil {
 			return
 		}
-		f.handle(s, started, err)
+		f.handle(s, l, started, err)
 	}
 }
 
@@ -165,11 +169,7 @@ func (f *follower) takeOrders() {
 }
 
 // follow repairs and watches at one service until something goes wrong.
-func (f *follower) follow(ctx context.Context, s *service) error {
-	l, err := s.connect()
-	if err != nil {
-		return err
-	}
+func (f *follower) follow(ctx context.Context, s *service, l *link) error {
 	f.set(func() { f.service = s.address })
 	for ctx.Err() == nil {
 		f.takeOrders()
@@ -230,11 +230,11 @@ func (f *follower) follow(ctx context.Context, s *service) error {
 }
 
 // handle decides what a failure of a service means for the next attempt.
-func (f *follower) handle(s *service, started clock.Instant, err error) {
+func (f *follower) handle(s *service, l *link, started clock.Instant, err error) {
 	switch {
 	case err == nil || errors.Is(err, errAsked) || errors.Is(err, errRepairDue):
 		return
-	case unreachable(err) && !s.dropIfDead():
+	case l != nil && unreachable(err) && !s.dropIfDead(l):
 		// The connection carries other datasets: it is this one's stream.
 		demanded, _ := retryAfter(err)
 		f.failed(err, func() (int, time.Duration) {
@@ -324,13 +324,13 @@ func (f *follower) watch(ctx context.Context, s *service, l *link) error {
 	if hello == nil {
 		return wrong("a Watch begins with %T, not a Hello", m.GetMessage())
 	}
-	heartbeat, err := f.greet(hello, st)
+	heartbeat, err := f.greet(hello, st, req.Root != nil)
 	if err != nil {
 		return err
 	}
-	w := watching{f: f, id: st.Identity, heartbeat: heartbeat, keys: []string{s.address, f.watchKey(s)}}
+	w := watching{f: f, since: clock.Elapsed(), id: st.Identity, heartbeat: heartbeat, keys: []string{s.address, f.watchKey(s)}}
 	for {
-		m, err := receive(ctx, dog, missedHeartbeats*heartbeat, stream.Recv)
+		m, err := receive(ctx, dog, missedHeartbeats*max(heartbeat, defaultHeartbeat), stream.Recv)
 		if err != nil {
 			return fmt.Errorf("watching at %s: %w", s.address, ended(err))
 		}
@@ -365,8 +365,8 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-// greet judges a Hello. Nil means that deltas follow.
-func (f *follower) greet(h *syncv1.Hello, st usercache.DatasetStatus) (heartbeat time.Duration, err error) {
+// greet judges a Hello; rooted says that we have sent a root. Without an error deltas follow.
+func (f *follower) greet(h *syncv1.Hello, st usercache.DatasetStatus, rooted bool) (heartbeat time.Duration, err error) {
 	id, err := parseIdentity(h.GetIdentity())
 	if err != nil {
 		return 0, err
@@ -397,6 +397,9 @@ func (f *follower) greet(h *syncv1.Hello, st usercache.DatasetStatus) (heartbeat
 		f.ahead = 0
 		return 0, &needRepair{why: fmt.Sprintf("the service is at revision %d, we are at %d", h.GetHead(), st.Revision), diverged: true, behind: true, blind: true}
 	case syncv1.Resume_RESUME_OTHER_ROOT:
+		if !rooted {
+			return 0, wrong("it finds another root than one that it was not told")
+		}
 		f.ds.MarkSuspect()
 		return 0, &needRepair{why: fmt.Sprintf("the root differs at revision %d", st.Revision), diverged: true}
 	default:
@@ -412,6 +415,7 @@ func (f *follower) greet(h *syncv1.Hello, st usercache.DatasetStatus) (heartbeat
 // watching is the state of one Watch.
 type watching struct {
 	f         *follower
+	since     clock.Instant
 	id        usercache.Identity
 	heartbeat time.Duration
 	keys      []string // of backoff, forgotten once the service has proved right
@@ -440,7 +444,7 @@ func (w *watching) delta(ctx context.Context, m *syncv1.Delta) error {
 		}
 		if w.partsSize > maxParts {
 			// Comparing digests copes with any amount.
-			return &needRepair{why: fmt.Sprintf("one commit after revision %d has more than %d bytes", d.From, maxParts)}
+			return &needRepair{why: fmt.Sprintf("one commit after revision %d has more than %d bytes", d.From, maxParts), blind: true}
 		}
 		w.parts, w.partsFrom = append(w.parts, d.Changes...), d.From
 		if w.parts == nil {
@@ -548,7 +552,9 @@ func (w *watching) atHead(checked bool) {
 	if checked && f.due == nil {
 		f.repairs = 0
 	}
-	f.c.backoffs.succeed(w.keys...)
+	if clock.Elapsed().Sub(w.since) >= proven {
+		f.c.backoffs.succeed(w.keys...)
+	}
 	if f.warned && f.due == nil {
 		f.warned = false
 		f.log.Info("following the service again", "revision", f.ds.Status().Revision)

@@ -432,7 +432,7 @@ func (r *repair) release() {
 // transfer fetches what was planned.
 func (r *repair) transfer(ctx context.Context) error {
 	r.f.set(func() { r.f.activity = "transferring" })
-	if r.ticket != nil && r.expected() >= exportWorth && len(r.whole) > usercache.Buckets/2 {
+	if r.ticket != nil && r.expected() >= exportWorth && r.expected() > r.size/2 {
 		if err := r.fromExport(ctx); err != nil {
 			if ctx.Err() != nil || unreachable(err) {
 				return err

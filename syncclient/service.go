@@ -145,14 +145,8 @@ func (s *service) drop(l *link) {
 	_ = l.conn.Close() // it is given up either way
 }
 
-// dropIfDead drops the connection unless it still carries something, and reports whether it did not.
-func (s *service) dropIfDead() bool {
-	s.mu.Lock()
-	l := s.link
-	s.mu.Unlock()
-	if l == nil {
-		return true
-	}
+// dropIfDead drops a connection unless it still carries something, and reports whether it did not.
+func (s *service) dropIfDead(l *link) bool {
 	if l.conn.GetState() == connectivity.Ready && clock.Elapsed().Sub(clock.Instant(s.heard.Load())) < quiet {
 		return false
 	}
