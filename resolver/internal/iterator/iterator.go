@@ -360,6 +360,9 @@ func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 			res, err := r.ask(z, name, typ, false)
 			if err == nil && res.kind != kindReferral {
 				r.keep(z, &res, typ, res.subnet)
+				if res.subnet != r.q.Subnet { // it holds for everybody, those who are asked about here too
+					r.keep(z, &res, typ, r.q.Subnet)
+				}
 				if fallback && res.kind != kindNXDomain {
 					r.it.broken.failed(z.name, "", r.now, brokenBackoff)
 				}

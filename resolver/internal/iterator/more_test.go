@@ -734,3 +734,81 @@ func TestServersOfTheChildAlone(t *testing.T) {
 		r.want("www2.leaf.lab.", typeA, "NOERROR", "www2.leaf.lab. A 198.51.100.2")
 	})
 }
+
+func TestFamilyNeedsTheOtherOneToBeGivenUp(t *testing.T) {
+	it := New(Options{})
+	v4, v6 := ip("192.0.2.1"), ip("2001:db8::1")
+	at := now()
+	for range 50 {
+		it.familyFails(v4, at)
+	}
+	if it.families[ipv4].down(at) {
+		t.Error("IPv4 is given up, though nothing says that IPv6 works")
+	}
+	it.familyWorks(v6, at)
+	for range 50 {
+		it.familyFails(v4, at)
+	}
+	if !it.families[ipv4].down(at) || it.families[ipv4].down(at.Add(familyRest)) {
+		t.Error("IPv4 is not given up for a while, though IPv6 works")
+	}
+	both := []netip.AddrPort{netip.AddrPortFrom(v4, 53), netip.AddrPortFrom(v6, 53)}
+	if got := it.reachable(both, at); len(got) != 1 || got[0].Addr() != v6 {
+		t.Errorf("%v", got)
+	}
+	if got := it.reachable(both[:1], at); len(got) != 1 {
+		t.Errorf("with nothing else: %v", got)
+	}
+}
+
+// A client subnet is told to the zone's servers alone, and an answer for one subnet is kept for it alone
+// (RFC 7871).
+func TestClientSubnet(t *testing.T) {
+	for _, scope := range []uint8{24, 0} {
+		t.Run(fmt.Sprintf("scope %d", scope), func(t *testing.T) {
+			bubble(t, zones{{Name: "ecs.lab.", Servers: servers(s1)}}, nil, func(r *rig) {
+				r.hook(s1, func(q siminternet.Query) *siminternet.Reply {
+					for _, o := range q.Msg.IsEdns0().Option {
+						if e, ok := o.(*dns.EDNS0_SUBNET); ok {
+							m := say(q, true, 0, "www.ecs.lab. A "+e.Address.String(), "", "")
+							m.Msg.IsEdns0().Option = append(m.Msg.IsEdns0().Option, &dns.EDNS0_SUBNET{
+								Code: dns.EDNS0SUBNET, Family: e.Family, SourceNetmask: e.SourceNetmask, SourceScope: scope, Address: e.Address,
+							})
+							return m
+						}
+					}
+					return say(q, true, 0, "www.ecs.lab. A 198.51.100.1", "", "")
+				})
+				in := func(third byte) query.Question {
+					q := ask("www.ecs.lab.", typeA)
+					q.Subnet = query.Subnet{Addr: [16]byte{203, 0, third, 0}, Family: 1, Bits: 24}
+					return q
+				}
+				for _, third := range []byte{1, 2} {
+					out, err := r.ask(in(third))
+					if want := fmt.Sprintf("www.ecs.lab. A 203.0.%d.0", third); err != nil || answerText(out)[0] != want {
+						t.Errorf("%v, %q, want %s", err, answerText(out), want)
+					}
+					if out, err := r.ask(in(third)); err != nil || !out.Cached {
+						t.Errorf("%v, asked again though known", err)
+					}
+				}
+				for _, e := range r.Log() {
+					if told := slices.Contains(e.Options, dns.EDNS0SUBNET); told != (e.Server == ip(s1)) {
+						t.Errorf("%v asked for %s, subnet %v", e.Server, e.Name, told)
+					}
+				}
+				r.ResetLog()
+				out, err := r.ask(ask("www.ecs.lab.", typeA))
+				switch {
+				case err != nil:
+					t.Error(err)
+				case scope > 0 && answerText(out)[0] != "www.ecs.lab. A 198.51.100.1":
+					t.Errorf("without subnet: %q", answerText(out))
+				case scope == 0 && !out.Cached:
+					t.Error("an answer for everybody is not shared")
+				}
+			})
+		})
+	}
+}
