@@ -8,8 +8,11 @@ import (
 	"io"
 	"strings"
 	"testing"
+	"time"
 
+	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -413,4 +416,47 @@ func TestUnknownFieldsSurvive(t *testing.T) {
 	if !bytes.Contains(p.records["u"].Bytes, newer) {
 		t.Errorf("record %x lost %x", p.records["u"].Bytes, newer)
 	}
+}
+
+// FuzzAssign gives assignments of any text to a user: what is taken must be a record that an import would
+// take too.
+func FuzzAssign(f *testing.F) {
+	for _, s := range []string{"lists+=oisd", "mode=nxdomain", "block_ttl=10s", "schedules+=n=block;mon-fri 22:00-07:00;everything;UTC",
+		"rewrites+=a.example=A 192.0.2.1;AAAA 2001:db8::1", "unblocks+=*.a.example@+1h", "services=-", "allow_networks+=192.0.2.0/24", "own_lists+=x=00"} {
+		f.Add(s, "lists-=oisd")
+	}
+	svc, err := Open(Options{Dir: f.TempDir(), noSync: true})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { svc.Close() })
+	f.Fuzz(func(t *testing.T, one, two string) {
+		err := svc.db.View(func(tx *bolt.Tx) error {
+			v := &view{b: &batch{dir: svc.opts.Dir}, tx: tx, now: time.Unix(1_900_000_000, 0)}
+			u := new(userv1.User)
+			o := &owner{target: target{user: "u"}, settings: &u.Settings, rules: &u.Rules, user: u}
+			for _, s := range []string{one, two} {
+				if err := v.assign(o, assignment(s)); err != nil {
+					if status.Code(err) == codes.Unknown {
+						t.Errorf("%q: %v has no code", s, err)
+					}
+					return nil
+				}
+			}
+			b, err := encode(u)
+			if err != nil {
+				return nil // text that is not UTF-8 is refused when it is put
+			}
+			if err := v.checkSettings("settings", u.Settings); err != nil {
+				t.Errorf("%q, %q: assigned, but %v", one, two, err)
+			}
+			if again, err := encode(u); err != nil || !bytes.Equal(b, again) {
+				t.Errorf("%q, %q: not canonical: %v", one, two, u.Settings)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
 }

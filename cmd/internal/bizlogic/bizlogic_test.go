@@ -221,6 +221,11 @@ func (p *replica) repair(r *rig, ticket []byte) {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+	held := map[uint32][]string{} // before the fetch, by bucket
+	for key := range p.records {
+		b := uint32(usercache.BucketOf([]byte(key)))
+		held[b] = append(held[b], key)
+	}
 	part := map[string]bool{}
 	for {
 		f, err := stream.Recv()
@@ -240,8 +245,8 @@ func (p *replica) repair(r *rig, ticket []byte) {
 		if f.More {
 			continue
 		}
-		for key, rec := range p.records {
-			if uint32(usercache.BucketOf([]byte(key))) == f.Bucket && !part[key] && rec.Revision <= f.AsOf {
+		for _, key := range held[f.Bucket] {
+			if rec := p.records[key]; rec != nil && !part[key] && rec.Revision <= f.AsOf {
 				delete(p.records, key)
 			}
 		}

@@ -497,10 +497,15 @@ func looksLikeList(text []byte) error {
 	if bytes.IndexByte(sample, 0) >= 0 {
 		return errors.New("this is binary data, not a list")
 	}
-	for i := 0; i < 3 && len(sample) > 0 && len(sample) < len(text) && !utf8.Valid(sample); i++ {
-		sample = sample[:len(sample)-1] // the cut may be within a character
+	bad := 0
+	for rest := sample; len(rest) > 0; {
+		r, n := utf8.DecodeRune(rest)
+		if r == utf8.RuneError && n == 1 {
+			bad++ // up to three more where the sample was cut within a character
+		}
+		rest = rest[n:]
 	}
-	if bad := bytes.Count(bytes.ToValidUTF8(sample, []byte{0}), []byte{0}); bad > len(sample)/20 {
+	if bad > 3+len(sample)/20 {
 		return errors.New("this is binary data, not a list")
 	}
 	return nil

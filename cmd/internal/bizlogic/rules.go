@@ -13,6 +13,7 @@ import (
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver/clock"
 )
 
 const (
@@ -161,11 +162,19 @@ func blobPath(dir string, sum []byte) string {
 func (s *Service) putBlob(b []byte) error {
 	sum := sha256.Sum256(b)
 	path := s.blobPath(sum[:])
-	if fi, err := os.Stat(path); err == nil && fi.Size() == int64(len(b)) {
-		return nil
+	if s.hasBlob(b) {
+		now := clock.Wall() // so that it is not forgotten before a record names it
+		return os.Chtimes(path, now, now)
 	}
 	if err := os.MkdirAll(fmt.Sprintf("%s/blobs/%02x", s.opts.Dir, sum[:1]), 0o700); err != nil {
 		return err
 	}
 	return writeFile(path, b)
+}
+
+// hasBlob reports whether bytes are kept.
+func (s *Service) hasBlob(b []byte) bool {
+	sum := sha256.Sum256(b)
+	fi, err := os.Stat(s.blobPath(sum[:]))
+	return err == nil && fi.Size() == int64(len(b))
 }
