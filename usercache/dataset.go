@@ -22,6 +22,12 @@ import (
 // what the service sent, good or bad, and is what digests are computed over. The serving view, which lookups
 // read, is the replica except for the overlay: records of which an older version is served.
 //
+// A sync client begins with BeginTransfer, compares Tree and Leaves with the service's, hands over the buckets
+// that differ by ApplyBucket and ends with FinishTransfer; from the revision given there on it hands over
+// deltas by ApplyDelta. It does the same when a root differs, and after a start that finds Status().Transferring
+// set: the transfer had not ended. A dataset that is not Complete but has records is one of which a part was
+// lost, or is still to come.
+//
 // Reading never waits for disk. Changes are made one call at a time.
 type Dataset struct {
 	kind  Kind

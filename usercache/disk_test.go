@@ -341,6 +341,45 @@ func twoGenerations(t *testing.T, dir string, state *service) {
 	closeCache(t, c)
 }
 
+// A damaged file keeps its name, and so its turn at the next start, until what was saved from it is on disk.
+func TestSalvageOutlivesAFailingDisk(t *testing.T) {
+	dir := t.TempDir()
+	path, state := sample(t, dir)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	victim := state.records["u60"].Bytes
+	for at := bytes.Index(b, victim); at >= 0; at = bytes.Index(b, victim) {
+		b[at+2] ^= 4
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	broken := errors.New("input/output error")
+	c, err := Open(Options{Dir: dir, fault: func(string) error { return broken }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantWho(t, c, "d61", "u61")
+	if err := c.Close(); !errors.Is(err, broken) {
+		t.Errorf("Close says %v", err)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, b) {
+		t.Fatalf("the damaged file is gone, or written to: %v", err)
+	}
+	for range 2 { // from the damaged file, then from what was saved
+		c = open(t, Options{Dir: dir})
+		wantWho(t, c, "d61", "u61")
+		wantWho(t, c, "d60", "not ready")
+		wantWho(t, c, "d3", "u3") // from the overlay: its newest version is bad
+		if s := c.Dataset(Users).Status(); s.Complete || !s.Transferring {
+			t.Errorf("status %+v", s)
+		}
+		closeCache(t, c)
+	}
+}
+
 func TestTwoStartsWithoutReady(t *testing.T) {
 	dir := t.TempDir()
 	_, state := sample(t, dir)
