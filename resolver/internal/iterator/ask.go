@@ -343,6 +343,10 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 			s.blame(a)
 			return response{}, false, nil // ask sees that the time is up
 		}
+		if errors.Is(o.err, query.ErrLimit) && s.fallback != nil {
+			res, err = s.conclude()
+			return res, true, err
+		}
 		return response{}, false, s.takeError(a, o.err)
 	}
 	if s.waiting == a {

@@ -343,7 +343,9 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 	return nil, nil
 }
 
-// waitsFor reports whether this run, or one that waits for it, is itself looking for these addresses.
+// waitsFor reports whether this run, or one that waits for it, is itself looking for these addresses. The chain
+// of runs says so exactly; Tree.Enter would take two goroutines of one tree that need the same address for a
+// circle.
 func (r *run) waitsFor(name dnsname.Name, typ uint16) bool {
 	for ; r != nil; r = r.parent {
 		if r.q.Name == name && r.q.Type == typ {
