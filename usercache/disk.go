@@ -603,7 +603,7 @@ func (d *Dataset) checkpoint(ctx context.Context, optional bool) (err error) {
 	if err := syncDir(d.cache.opts.Dir); err != nil {
 		return err
 	}
-	f, err := openFile(path, generation)
+	f, err := openFile(path, d.kind, generation)
 	if err != nil {
 		return err
 	}
@@ -653,7 +653,7 @@ func (d *Dataset) headGroup() *group {
 
 // writeCheckpoint fills a new file.
 func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation uint64, head *group, drops int, optional bool) error {
-	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoFreelistSync: false, FreelistType: bolt.FreelistMapType, InitialMmapSize: initialMmap})
+	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoFreelistSync: false, FreelistType: bolt.FreelistMapType, InitialMmapSize: initialMmap(d.kind)})
 	if err != nil {
 		return err
 	}
@@ -785,11 +785,11 @@ func (d *Dataset) bucketEntries(list []entry, bucket uint16) []entry {
 }
 
 // openFile opens a file that the page walker has passed.
-func openFile(path string, generation uint64) (*file, error) {
+func openFile(path string, kind Kind, generation uint64) (*file, error) {
 	f := &file{path: path, generation: generation, written: clock.Wall()}
 	err := guarded(func() (err error) {
 		f.db, err = bolt.Open(path, 0o600, &bolt.Options{
-			Timeout: 100 * time.Millisecond, FreelistType: bolt.FreelistMapType, InitialMmapSize: initialMmap,
+			Timeout: 100 * time.Millisecond, FreelistType: bolt.FreelistMapType, InitialMmapSize: initialMmap(kind),
 		})
 		return err
 	})
@@ -799,9 +799,14 @@ func openFile(path string, generation uint64) (*file, error) {
 	return f, nil
 }
 
-// initialMmap is address space reserved for a file, beyond any expected size: growing a mapping would wait
-// for readers. It is not memory.
-const initialMmap = min(64<<30, math.MaxInt/4)
+// initialMmap returns how much address space to reserve for a file, beyond any expected size: growing a
+// mapping would wait for readers. It is not memory.
+func initialMmap(k Kind) int {
+	if k == Users {
+		return min(64<<30, math.MaxInt/4)
+	}
+	return min(1<<30, math.MaxInt/4)
+}
 
 func syncDir(path string) error {
 	dir, err := os.Open(path)

@@ -600,6 +600,16 @@ func TestRepairFile(t *testing.T) {
 	if r, err = Verify(to); err != nil || !r.Whole || r.Good != uint64(len(state.records)-1) || r.Identity != testID || r.Overlay != 1 {
 		t.Errorf("the repaired file: %+v, %v", r, err)
 	}
+	stop := errors.New("stop")
+	n := 0
+	if _, err := ReadFile(to, func(r Record) error {
+		if n++; n == 9 {
+			return stop
+		}
+		return nil
+	}); err != stop || n != 9 {
+		t.Errorf("ReadFile went on for %d records, and says %v", n, err)
+	}
 	if _, err := RepairFile(path, to); err == nil {
 		t.Error("an existing file was overwritten")
 	}

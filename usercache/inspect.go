@@ -45,6 +45,14 @@ type FileReport struct {
 // Verify reads a file and reports whether it is whole. The error is of the system, or ErrNewerFormat.
 func Verify(path string) (*FileReport, error) { return readFile(path, fileReader{}) }
 
+// ReadFile is Verify that also hands over every sound record, in no particular order. Its slices are
+// valid during the call; an error of record ends the reading.
+func ReadFile(path string, record func(Record) error) (*FileReport, error) {
+	return readFile(path, fileReader{record: func(r *fileRecord) error {
+		return record(Record{Key: r.key, Revision: r.revision, Bytes: r.bytes})
+	}})
+}
+
 // RepairFile copies the readable records of a file, and its head, to a new one, which must not exist. The
 // report is of the damaged file. What is missing then differs in the digest tree and is fetched again: the
 // new file says that a transfer is in progress.

@@ -53,7 +53,7 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 		d.disk.generation = newest
 		d.disk.persistedRevision = d.revision
 		if i == 0 && g == newest && len(damaged) == 0 {
-			f, err := openFile(path, g)
+			f, err := openFile(path, kind, g)
 			if err != nil {
 				return nil, err
 			}
