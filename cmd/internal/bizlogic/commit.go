@@ -204,7 +204,7 @@ func (b *batch) judge(v *view, accept bool) (map[string]*userv1.Totals, error) {
 		}
 		if why := b.guard.objects(m.Guard, m.Totals, t, b.now); why != "" {
 			if !accept && !acceptedShrink(b.tx, kind).open(b.now) {
-				return nil, refused("the shrink guard of %s holds: %s; if this is meant, accept it (`sluicectl sync accept --at-service %s`) and repeat", kind, why, kind)
+				return nil, refused("the shrink guard of %s holds: %s; if this is meant, accept it (`sluicectl sync accept --fleet --kind %s`) and repeat", kind, why, kind)
 			}
 			if removes {
 				acc := acceptedShrink(b.tx, kind).ShrinkAccepted
