@@ -85,6 +85,7 @@ type engine struct {
 	exchange *exchange.Exchange
 	iterator *iterator.Iterator
 	validate *validator.Validator
+	staleTTL uint32 // seconds; 0: nothing stale is given
 }
 
 // answerShare is the part of the cache budget that answers get; RRsets get the rest, because answers can be
@@ -93,6 +94,12 @@ const answerShare = 4
 
 func newEngine(o *Options) (*engine, error) {
 	e := &engine{key: dnsname.NewKey(o.NameKey)}
+	if o.Cache.MaxStale > 0 {
+		e.staleTTL = max(uint32(o.Cache.StaleTTL/time.Second), 1)
+		if o.Cache.StaleTTL == 0 {
+			e.staleTTL = 30
+		}
+	}
 	var seed [24]byte
 	if _, err := rand.Read(seed[:]); err != nil {
 		return nil, fmt.Errorf("reading random bytes: %w", err)
@@ -147,7 +154,15 @@ func newEngine(o *Options) (*engine, error) {
 func (e *engine) Fetch(ctx context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
 	u, err := e.iterator.Resolve(ctx, tree, q)
 	if err != nil {
-		return settled.Entry{}, err
+		// Rather what was true a while ago than nothing (RFC 8767): the servers may be down for everybody.
+		stale, ok := query.Unvalidated{}, false
+		if e.staleTTL > 0 {
+			stale, ok = e.iterator.Cached(q, e.staleTTL)
+		}
+		if !ok {
+			return settled.Entry{}, err
+		}
+		u = stale
 	}
 	return e.settle(ctx, tree, &u, u.Cached && !u.Stale)
 }

@@ -162,3 +162,48 @@ func TestStandardInternet(t *testing.T) {
 		}
 	})
 }
+
+// When no server of a zone answers any more, what was true a while ago is given, with a short TTL and an
+// extended error that says so (RFC 8767, RFC 8914); without that, SERVFAIL.
+func TestStaleWhenServersAreDown(t *testing.T) {
+	for _, stale := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLab(t, func(o *resolver.Options) {
+				if stale {
+					o.Cache.MaxStale = 24 * time.Hour
+				}
+			})
+			defer l.stop()
+			name := "www.ed25519.example."
+			before, err := l.ask(name, dns.TypeA, nil)
+			if err != nil || before.Rcode != dns.RcodeSuccess {
+				t.Fatalf("%v, %v", before, err)
+			}
+			for _, a := range l.sim.Addrs() {
+				l.sim.SetBehaviour(a, siminternet.Behaviour{Silent: true})
+			}
+			time.Sleep(2 * time.Hour) // beyond the TTL
+			var m *dns.Msg
+			for range 3 { // a UDP client gives up after a while and asks again
+				if m, err = l.ask(name, dns.TypeA, nil); err == nil {
+					break
+				}
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			ede := -1
+			for _, o := range m.IsEdns0().Option {
+				if e, ok := o.(*dns.EDNS0_EDE); ok {
+					ede = int(e.InfoCode)
+				}
+			}
+			switch {
+			case stale && (m.Rcode != dns.RcodeSuccess || len(m.Answer) != len(before.Answer) || m.Answer[0].Header().Ttl != 30 || ede != 3):
+				t.Errorf("stale: %v", m)
+			case !stale && m.Rcode != dns.RcodeServerFailure:
+				t.Errorf("without stale data: %v", m)
+			}
+		})
+	}
+}
