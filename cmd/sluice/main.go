@@ -28,6 +28,7 @@ func commands() []*cobra.Command {
 		checkCommand(),
 		demoCommand(),
 		limitsCommand(),
+		matchCommand(),
 	}
 }
 
