@@ -290,8 +290,8 @@ func TestResolverTables(t *testing.T) {
 	f, addr := startResolver(t)
 	f.revision.Store(42)
 	sh := &shell{t: t, env: map[string]string{"SLUICE_RESOLVER": addr}}
-	at := func(s string) string { // tables are as wide as an address of the test
-		return strings.ReplaceAll(s, addr, "127.0.0.1:8053"+strings.Repeat(" ", len(addr)-len("127.0.0.1:8053")))
+	at := func(s string) string { // ports of tests have five digits
+		return strings.ReplaceAll(s, addr, "127.0.0.1:8053 ")
 	}
 	for name, args := range map[string][]string{
 		"status":      {"status"},
@@ -302,14 +302,7 @@ func TestResolverTables(t *testing.T) {
 		"cache-look":  {"cache", "look", "www.example"},
 		"log-level":   {"log", "level", "debug", "--for", "10m"},
 	} {
-		out := at(sh.ok(args...))
-		for len(addr) != len("127.0.0.1:8053")+1 { // ports of five digits are the rule
-			t.Skip("a port of few digits")
-		}
-		golden(t, name, out+"\n"+strings.ReplaceAll(at(sh.ok(append(args, "-o", "json")...)), "}\n{", "}\n{"))
-	}
-	if got := f.last; got == nil {
-		t.Error("nothing was asked")
+		golden(t, name, at(sh.ok(args...))+"\n"+sh.ok(append(args, "-o", "json")...))
 	}
 	sh.ok("explain", "ann", "x.example", "AAAA")
 	if r := f.last.(*adminv1.ExplainRequest); r.Target != "ann" || r.Type != "AAAA" {

@@ -1,0 +1,226 @@
+package metrics
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+func newWorker(f func(c *query.Counters)) *query.Worker {
+	w := &query.Worker{Ring: query.NewRing(1)}
+	f(&w.Counters)
+	return w
+}
+
+// full is sources of which every number is different.
+func full() Sources {
+	workers := []*query.Worker{
+		newWorker(func(c *query.Counters) {
+			c.Queries[query.UDP][0].Store(5)
+			c.Queries[query.DoH][23].Store(2)
+			c.Verdicts[query.Blocked].Store(3)
+			c.Refused[query.RefuseRate].Store(7)
+			c.Hits.Store(11)
+			c.Dropped.Store(7)
+		}),
+		newWorker(func(c *query.Counters) {
+			c.Queries[query.UDP][0].Store(100)
+			c.Refused[query.RefuseCold].Store(1)
+			c.Hits.Store(1000)
+			c.Misses.Store(13)
+		}),
+	}
+	workers[1].Ring.Slot()
+	workers[1].Ring.Commit()
+	workers[1].Ring.Slot() // finds it full
+	tcp := Listener{Name: "tcp", Connections: 4, Accepted: 40, Dropped: map[string]uint64{"slow": 6}}
+	tcp.Refused[query.RefuseConnections] = 9
+	return Sources{
+		Version:   "1.2.3",
+		Workers:   func() []*query.Worker { return workers },
+		Resolving: func() Resolving { return Resolving{Flights: 21, Waiting: 22} },
+		Listeners: func() []Listener { return []Listener{tcp, {Name: "udp", Dropped: map[string]uint64{"old": 8}}} },
+		Upstream: func() Upstream {
+			return Upstream{UDP: 31, TCP: 32, Joined: 33, Timeouts: 34, Unreachable: 35, Truncated: 36, Mismatched: 37, CaseLost: 38, BadCookies: 39, Busy: 40}
+		},
+		Caches: func() []Cache { return []Cache{{Name: "rrset", Entries: 41, Bytes: 42, Budget: 43, Evictions: 44}} },
+		Datasets: func() []Dataset {
+			return []Dataset{
+				{Kind: "users", State: "suspect", Revision: 51, Head: 52, Records: 53, Overlay: 54, Bytes: 55, MemoryBytes: 56, LagSeconds: 5.7, GuardTripped: true, Users: 58},
+				{Kind: "catalogue", State: "fresh", Revision: 61, Overlay: 2},
+			}
+		},
+		Pressure: func() Pressure { return Pressure{Level: 2, Degraded: 0.25} },
+		Limits:   func() map[string]int64 { return map[string]int64{"cache": 71} },
+		Panics:   func() uint64 { return 81 },
+	}
+}
+
+// The metrics that others rely on, with their labels and values.
+func TestNamesThatStay(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	sync, err := Register(reg, full())
+	if err != nil {
+		t.Fatal(err)
+	}
+	sync.Received("segment", 1000)
+	sync.Received("segment", 24)
+	want := `
+# HELP sluice_cache_hits_total Queries answered from the caches.
+# TYPE sluice_cache_hits_total counter
+sluice_cache_hits_total 1011
+# HELP sluice_cache_misses_total Queries for which something had to be resolved.
+# TYPE sluice_cache_misses_total counter
+sluice_cache_misses_total 13
+# HELP sluice_overlay_records Records for which another version than the newest is served, over all datasets.
+# TYPE sluice_overlay_records gauge
+sluice_overlay_records 56
+# HELP sluice_overload_level Level of overload; 0 is normal.
+# TYPE sluice_overload_level gauge
+sluice_overload_level 2
+# HELP sluice_queries_total Responses to clients.
+# TYPE sluice_queries_total counter
+sluice_queries_total{rcode="NOERROR",transport="doh"} 0
+sluice_queries_total{rcode="NOERROR",transport="doq"} 0
+sluice_queries_total{rcode="NOERROR",transport="dot"} 0
+sluice_queries_total{rcode="NOERROR",transport="tcp"} 0
+sluice_queries_total{rcode="NOERROR",transport="udp"} 105
+sluice_queries_total{rcode="NXDOMAIN",transport="doh"} 0
+sluice_queries_total{rcode="NXDOMAIN",transport="doq"} 0
+sluice_queries_total{rcode="NXDOMAIN",transport="dot"} 0
+sluice_queries_total{rcode="NXDOMAIN",transport="tcp"} 0
+sluice_queries_total{rcode="NXDOMAIN",transport="udp"} 0
+sluice_queries_total{rcode="OTHER",transport="doh"} 2
+sluice_queries_total{rcode="REFUSED",transport="doh"} 0
+sluice_queries_total{rcode="REFUSED",transport="doq"} 0
+sluice_queries_total{rcode="REFUSED",transport="dot"} 0
+sluice_queries_total{rcode="REFUSED",transport="tcp"} 0
+sluice_queries_total{rcode="REFUSED",transport="udp"} 0
+sluice_queries_total{rcode="SERVFAIL",transport="doh"} 0
+sluice_queries_total{rcode="SERVFAIL",transport="doq"} 0
+sluice_queries_total{rcode="SERVFAIL",transport="dot"} 0
+sluice_queries_total{rcode="SERVFAIL",transport="tcp"} 0
+sluice_queries_total{rcode="SERVFAIL",transport="udp"} 0
+# HELP sluice_recovered_panics_total Panics that were recovered. Each is a fault of the program; the log says more.
+# TYPE sluice_recovered_panics_total counter
+sluice_recovered_panics_total 81
+# HELP sluice_refused_total Queries and connections that were refused or dropped before they were resolved. Connections are counted by listener, queries under the listener "any".
+# TYPE sluice_refused_total counter
+sluice_refused_total{listener="any",reason="access"} 0
+sluice_refused_total{listener="any",reason="busy"} 0
+sluice_refused_total{listener="any",reason="cold"} 1
+sluice_refused_total{listener="any",reason="connections"} 0
+sluice_refused_total{listener="any",reason="device"} 0
+sluice_refused_total{listener="any",reason="outstanding"} 0
+sluice_refused_total{listener="any",reason="rate"} 7
+sluice_refused_total{listener="any",reason="slip"} 0
+sluice_refused_total{listener="any",reason="stranger"} 0
+sluice_refused_total{listener="tcp",reason="connections"} 9
+sluice_refused_total{listener="udp",reason="connections"} 0
+# HELP sluice_sync_bytes_total Bytes received from the service and siblings, by kind of call.
+# TYPE sluice_sync_bytes_total counter
+sluice_sync_bytes_total{kind="segment"} 1024
+sluice_sync_bytes_total{kind="watch"} 0
+# HELP sluice_sync_revision Revision of user data that is served.
+# TYPE sluice_sync_revision gauge
+sluice_sync_revision 51
+# HELP sluice_sync_state State of user data: 0 cold, 1 stale, 2 fresh, 3 suspect, 4 unpersisted.
+# TYPE sluice_sync_state gauge
+sluice_sync_state 3
+# HELP sluice_upstream_queries_total Messages sent to servers.
+# TYPE sluice_upstream_queries_total counter
+sluice_upstream_queries_total 63
+# HELP sluice_users Users known.
+# TYPE sluice_users gauge
+sluice_users 58
+# HELP sluice_verdicts_total Queries by what policy said of them.
+# TYPE sluice_verdicts_total counter
+sluice_verdicts_total{verdict="allowed"} 0
+sluice_verdicts_total{verdict="blocked"} 3
+sluice_verdicts_total{verdict="dropped"} 0
+sluice_verdicts_total{verdict="flattened"} 0
+sluice_verdicts_total{verdict="pass"} 0
+sluice_verdicts_total{verdict="redirected"} 0
+sluice_verdicts_total{verdict="refused"} 0
+sluice_verdicts_total{verdict="synthesised"} 0
+sluice_verdicts_total{verdict="truncated"} 0
+`
+	var names []string
+	for line := range strings.Lines(want) {
+		if rest, ok := strings.CutPrefix(line, "# TYPE "); ok {
+			name, _, _ := strings.Cut(rest, " ")
+			names = append(names, name)
+		}
+	}
+	if len(names) != 13 {
+		t.Fatalf("%d names", len(names))
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOthers(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	if _, err := Register(reg, full()); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+# HELP sluice_events_dropped_total Events for logs and refreshing that were dropped because their ring was full.
+# TYPE sluice_events_dropped_total counter
+sluice_events_dropped_total 1
+# HELP sluice_listener_dropped_total Packets and connections that a listener dropped.
+# TYPE sluice_listener_dropped_total counter
+sluice_listener_dropped_total{listener="tcp",reason="slow"} 6
+sluice_listener_dropped_total{listener="udp",reason="old"} 8
+# HELP sluice_upstream_outcomes_total What went another way than one answer to one question.
+# TYPE sluice_upstream_outcomes_total counter
+sluice_upstream_outcomes_total{outcome="bad_cookie"} 39
+sluice_upstream_outcomes_total{outcome="busy"} 40
+sluice_upstream_outcomes_total{outcome="case_lost"} 38
+sluice_upstream_outcomes_total{outcome="mismatched"} 37
+sluice_upstream_outcomes_total{outcome="timeout"} 34
+sluice_upstream_outcomes_total{outcome="truncated"} 36
+sluice_upstream_outcomes_total{outcome="unreachable"} 35
+# HELP sluice_limit Limits in force, in the unit of each.
+# TYPE sluice_limit gauge
+sluice_limit{name="cache"} 71
+`
+	err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_events_dropped_total", "sluice_listener_dropped_total", "sluice_upstream_outcomes_total", "sluice_limit")
+	if err != nil {
+		t.Error(err)
+	}
+	problems, err := testutil.GatherAndLint(reg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// A resolver of which little is known shows that little, and names everything it may show later.
+func TestEmptySources(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	if _, err := Register(reg, Sources{}); err != nil {
+		t.Fatal(err)
+	}
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, f := range families {
+		if strings.HasPrefix(f.GetName(), "sluice_") {
+			names = append(names, f.GetName())
+		}
+	}
+	if want := []string{"sluice_build_info", "sluice_sync_bytes_total"}; !slices.Equal(names, want) {
+		t.Errorf("%v; want %v", names, want)
+	}
+}
