@@ -49,6 +49,7 @@ type Server struct {
 	calls    map[string]int
 	acquired []*syncv1.AcquireRequest
 	released int
+	out      bool // the ticket; a transfer that was cut off leaves it out
 
 	server   *grpc.Server
 	listener *bufconn.Listener
@@ -269,6 +270,10 @@ func message(id usercache.Identity) *syncv1.Identity {
 	return &syncv1.Identity{DatasetId: bytes.Clone(id.Dataset[:]), Lineage: bytes.Clone(id.Lineage[:])}
 }
 
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
+}
+
 // Watch implements syncv1.
 func (s *Server) Watch(req *syncv1.WatchRequest, stream grpc.ServerStreamingServer[syncv1.WatchResponse]) error {
 	s.called("Watch")
@@ -370,6 +375,9 @@ func (s *Server) delta(d *dataset, pos uint64) *syncv1.Delta {
 // Digests implements syncv1.
 func (s *Server) Digests(ctx context.Context, req *syncv1.DigestsRequest) (*syncv1.DigestsResponse, error) {
 	s.called("Digests")
+	if req.Scope != "" || req.Level > 2 || req.Node >= usercache.Nodes {
+		return nil, invalid("scope %q, level %d, node %d", req.Scope, req.Level, req.Node)
+	}
 	d, err := s.find(req.Kind, nil)
 	if err != nil {
 		return nil, err
@@ -413,7 +421,13 @@ func (d *dataset) bucket(n uint32) []usercache.Record {
 // Leaves implements syncv1.
 func (s *Server) Leaves(req *syncv1.LeavesRequest, stream grpc.ServerStreamingServer[syncv1.LeavesResponse]) error {
 	s.called("Leaves")
+	if len(req.Buckets) > 1024 {
+		return invalid("%d buckets", len(req.Buckets))
+	}
 	for _, n := range req.Buckets {
+		if n >= usercache.Buckets {
+			return invalid("bucket %d", n)
+		}
 		d, err := s.find(req.Kind, req.Identity)
 		if err != nil {
 			return err
@@ -445,6 +459,13 @@ func (d *dataset) response(n uint32) *syncv1.FetchResponse {
 // Fetch implements syncv1.
 func (s *Server) Fetch(req *syncv1.FetchRequest, stream grpc.ServerStreamingServer[syncv1.FetchResponse]) error {
 	s.called("Fetch")
+	last := int64(-1)
+	for _, r := range req.Ranges {
+		if int64(r.First) <= last || r.Last < r.First || r.Last >= usercache.Buckets {
+			return invalid("ranges %v", req.Ranges)
+		}
+		last = int64(r.Last)
+	}
 	if s.NeedTicket && len(req.Ticket) == 0 {
 		return Refused(time.Second)
 	}
@@ -494,6 +515,9 @@ func (s *Server) Fetch(req *syncv1.FetchRequest, stream grpc.ServerStreamingServ
 // Blob implements syncv1.
 func (s *Server) Blob(req *syncv1.BlobRequest, stream grpc.ServerStreamingServer[syncv1.BlobResponse]) error {
 	s.called("Blob")
+	if len(req.Sha256) != 32 {
+		return invalid("a SHA-256 of %d bytes", len(req.Sha256))
+	}
 	if s.NeedTicket && len(req.Ticket) == 0 {
 		return Refused(time.Second)
 	}
@@ -534,6 +558,7 @@ func (s *Server) Acquire(ctx context.Context, req *syncv1.AcquireRequest) (*sync
 	s.called("Acquire")
 	s.mu.Lock()
 	s.acquired = append(s.acquired, req)
+	s.out = true
 	s.mu.Unlock()
 	resp := &syncv1.AcquireResponse{Ticket: []byte("ticket"), LeaseMs: 30_000}
 	return resp, s.show(ctx, "Acquire", resp)
@@ -542,6 +567,12 @@ func (s *Server) Acquire(ctx context.Context, req *syncv1.AcquireRequest) (*sync
 // Renew implements syncv1.
 func (s *Server) Renew(ctx context.Context, _ *syncv1.RenewRequest) (*syncv1.RenewResponse, error) {
 	s.called("Renew")
+	s.mu.Lock()
+	out := s.out
+	s.mu.Unlock()
+	if !out {
+		return nil, status.Error(codes.NotFound, "no such ticket")
+	}
 	resp := &syncv1.RenewResponse{LeaseMs: 30_000}
 	return resp, s.show(ctx, "Renew", resp)
 }
@@ -552,6 +583,7 @@ func (s *Server) Release(context.Context, *syncv1.ReleaseRequest) (*syncv1.Relea
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.released++
+	s.out = false
 	return &syncv1.ReleaseResponse{}, nil
 }
 
