@@ -96,6 +96,8 @@ type listPeak struct {
 var (
 	// ErrOtherDataset: the data is of another dataset or lineage than the one held.
 	ErrOtherDataset = errors.New("another dataset or lineage")
+	// ErrIncomplete: a delta came for a dataset that has never been received in whole.
+	ErrIncomplete = errors.New("the dataset is not complete: a transfer must end first")
 	// ErrNoTransfer: a bucket came outside BeginTransfer and FinishTransfer.
 	ErrNoTransfer = errors.New("no transfer in progress")
 	// ErrClosed: the cache is closed.
@@ -144,6 +146,9 @@ func (d *Dataset) ApplyDelta(ctx context.Context, id Identity, delta Delta, now 
 func (d *Dataset) applyDelta(id Identity, delta Delta, now time.Time) (res Result, err error) {
 	if err := d.mayChange(id); err != nil {
 		return res, err
+	}
+	if !d.complete() {
+		return res, ErrIncomplete
 	}
 	if delta.From > d.revision {
 		return res, &GapError{Have: d.revision, From: delta.From}
@@ -220,7 +225,8 @@ func checkEnvelope(key, b []byte) error {
 	return nil
 }
 
-// BeginTransfer begins, or after a restart resumes, fetching whole buckets. Into an empty dataset any
+// BeginTransfer begins, or after a restart resumes, fetching buckets: what has come before is kept, and is
+// found equal when digests are compared again. Into an empty dataset any
 // identity may be transferred; into another one only its own: see AcceptLineage and AcceptDataset.
 //
 // With replace, records held with a revision newer than a bucket's as_of are replaced too. That is for a
@@ -236,19 +242,18 @@ func (d *Dataset) BeginTransfer(id Identity, replace bool) error {
 	}
 	if d.identity.IsZero() {
 		d.identity = id
-	} else if id != d.identity && !d.complete() {
-		// What has come of the other one was never whole.
-		d.replaceDataset(id)
+	} else if id != d.identity && !d.complete() && d.store.Count() == 0 {
+		d.replaceDataset(id) // nothing has come of the other one
 	}
 	if err := d.mayChange(id); err != nil {
 		return fmt.Errorf("%s: %w", d.kind, err)
 	}
-	if d.oldest == 0 {
-		d.oldest = noBucketYet
-		clear(d.asOf)
-		d.newestAsOf = 0
-		d.disk.group(d).forgetAsOf = true
-	}
+	// The comparison of digests that follows says anew which buckets are good, and as of when.
+	d.oldest = noBucketYet
+	clear(d.asOf)
+	d.newestAsOf = 0
+	g := d.disk.group(d)
+	g.forgetAsOf, g.asOf = true, nil
 	d.replacing = d.replacing || replace
 	d.whole.Store(d.complete())
 	return nil

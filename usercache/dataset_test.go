@@ -519,6 +519,16 @@ func TestIdentity(t *testing.T) {
 	if err := d.BeginTransfer(testID, false); err != nil {
 		t.Fatal(err)
 	}
+	if _, err := d.ApplyDelta(ctx, testID, Delta{To: 1}, day); !errors.Is(err, ErrIncomplete) {
+		t.Errorf("a delta in the middle of the first transfer: %v", err)
+	}
+	// While nothing has come, another dataset may come instead.
+	if err := d.BeginTransfer(Identity{Dataset: [16]byte{9}}, false); err != nil {
+		t.Error(err)
+	}
+	if err := d.BeginTransfer(testID, false); err != nil {
+		t.Error(err)
+	}
 	a := put("a", user("a-pc"))
 	if _, err := d.ApplyBucket(ctx, testID, BucketData{Bucket: BucketOf(a.Key), AsOf: 5, Whole: true, Records: []Record{{a.Key, 5, a.Bytes}}}, day); err != nil {
 		t.Fatal(err)
@@ -526,6 +536,9 @@ func TestIdentity(t *testing.T) {
 	// What has come is served; who has not come is not a stranger yet.
 	wantWho(t, c, "a-pc", "a")
 	wantWho(t, c, "b-pc", "not ready")
+	if err := d.BeginTransfer(Identity{Dataset: [16]byte{9}}, false); !errors.Is(err, ErrOtherDataset) {
+		t.Errorf("another dataset in the middle of the first transfer: %v", err)
+	}
 	if d.Status().Complete {
 		t.Error("complete in the middle of the first transfer")
 	}
@@ -623,6 +636,40 @@ func TestTransferOverRecordsThatShouldNotBe(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantWho(t, c, as.want, "a")
+	}
+}
+
+// A transfer that a restart interrupted goes on with what is still missing, and may end at the newer
+// revision at which the rest was found equal.
+func TestTransferResumesAfterRestart(t *testing.T) {
+	dir := t.TempDir()
+	s := newService()
+	for i := range 50 {
+		s.change(put(fmt.Sprintf("u%d", i), user(fmt.Sprintf("d%d", i))))
+	}
+	c := open(t, Options{Dir: dir})
+	d := c.Dataset(Users)
+	if err := d.BeginTransfer(testID, false); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 30 {
+		if _, err := d.ApplyBucket(context.Background(), testID, s.bucket(BucketOf(fmt.Appendf(nil, "u%d", i))), day); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeCache(t, c)
+	c = open(t, Options{Dir: dir})
+	d = c.Dataset(Users)
+	if st := d.Status(); st.Complete || !st.Transferring || st.OldestAsOf != 50 || st.Records < 30 {
+		t.Fatalf("after a restart %+v", st)
+	}
+	wantWho(t, c, "d7", "u7")
+	wantWho(t, c, "d49", "not ready")
+	s.change(put("late", user("late-pc")))
+	fetched := 0
+	s.repair(t, d, false, func() { fetched++ })
+	if st := d.Status(); fetched > 21 || !st.Complete || st.Revision != 51 || d.Root() != s.tree.Root() {
+		t.Errorf("%d buckets fetched, %+v", fetched, st)
 	}
 }
 

@@ -168,7 +168,7 @@ func inUse(file []byte, page uint64) bool {
 func TestRandomDamage(t *testing.T) {
 	file, _ := build(t)
 	rnd := rand.New(rand.NewPCG(7, 8))
-	for range 1000 {
+	for range 300 {
 		b := bytes.Clone(file)
 		for range 1 + rnd.IntN(4) {
 			at := rnd.IntN(len(b))

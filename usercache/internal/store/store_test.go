@@ -212,7 +212,7 @@ func TestReadersDuringChurn(t *testing.T) {
 		})
 	}
 	rnd := rand.New(rand.NewPCG(9, 9))
-	for rev := range uint64(60000) {
+	for rev := range uint64(20000) {
 		write(rnd.IntN(n), rev+2)
 		extra := fmt.Appendf(nil, "x%d", rnd.IntN(2000)) // come and go, so that tables grow and fill with tombstones
 		if o, ok := s.Find(extra); ok {
