@@ -162,17 +162,17 @@ type detailsEntry struct {
 	user      uint32
 	device    ID
 	revision  uint64
-	catalogue *Catalogue
+	catalogue uint64 // serial: an entry nobody asks for again must not keep an old catalogue alive
 	details   *Details
 }
 
 func (dc *detailsCache) get(cat *Catalogue, r *store.Record, device []byte, p *Profile) *Details {
 	i := (uint64(p.User)*0x9e3779b97f4a7c15 ^ uint64(p.DeviceID.n)*31 ^ uint64(p.DeviceID.b[0])<<8 ^ uint64(p.DeviceID.b[max(p.DeviceID.n, 1)-1])<<16) % uint64(len(dc.slots))
 	slot := &dc.slots[i]
-	if e := slot.Load(); e != nil && e.user == p.User && e.revision == p.Revision && e.catalogue == cat && e.device == p.DeviceID {
+	if e := slot.Load(); e != nil && e.user == p.User && e.revision == p.Revision && e.catalogue == cat.serial && e.device == p.DeviceID {
 		return e.details
 	}
-	e := &detailsEntry{user: p.User, device: p.DeviceID, revision: p.Revision, catalogue: cat, details: cat.detailsOf(r.Bytes, device)}
+	e := &detailsEntry{user: p.User, device: p.DeviceID, revision: p.Revision, catalogue: cat.serial, details: cat.detailsOf(r.Bytes, device)}
 	if e.details.isEmpty() {
 		e.details = nil
 	}
