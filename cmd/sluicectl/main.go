@@ -108,7 +108,9 @@ the flag is not given.`,
 				return usagef("output", "-o %q is none of table, json", output)
 			}
 			if len(a.resolvers) == 0 {
-				a.resolvers = strings.Split(or("SLUICE_RESOLVER", "127.0.0.1:8053"), ",")
+				for addr := range strings.SplitSeq(or("SLUICE_RESOLVER", "127.0.0.1:8053"), ",") {
+					a.resolvers = append(a.resolvers, strings.TrimSpace(addr))
+				}
 			}
 			if a.timeout <= 0 {
 				return usagef("timeout", "--timeout %v is not positive", a.timeout)

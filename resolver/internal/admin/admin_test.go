@@ -3,6 +3,8 @@ package admin
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +23,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
@@ -334,6 +337,19 @@ func TestWhoMayCall(t *testing.T) {
 	} {
 		if got := status.Code(s.allow(at(c.addr, c.token), c.method)); got != c.want {
 			t.Errorf("%s with token %q calling %s = %v; want %v", c.addr, c.token, c.method, got, c.want)
+		}
+	}
+	for org, want := range map[string]codes.Code{"operator": codes.OK, "reader": codes.PermissionDenied, "node": codes.PermissionDenied, "": codes.Unauthenticated} {
+		tlsInfo := credentials.TLSInfo{} // a connection without client certificate
+		if org != "" {
+			tlsInfo.State.VerifiedChains = [][]*x509.Certificate{{{Subject: pkix.Name{CommonName: "ann", Organization: []string{org}}}}}
+		}
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, AuthInfo: tlsInfo})
+		if got := status.Code(s.allow(ctx, change)); got != want {
+			t.Errorf("a certificate of %q = %v; want %v", org, got, want)
+		}
+		if org != "" && callerOf(ctx) != "ann" {
+			t.Errorf("caller %q", callerOf(ctx))
 		}
 	}
 	if got := status.Code(New(Options{}).allow(at("127.0.0.1:1", "admin"), show)); got != codes.Unauthenticated {
