@@ -26,20 +26,28 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
-// Register offers everything to a registry: the sources, the Go runtime and the process. Sync is what is told
-// of sync as it happens.
-func Register(r prometheus.Registerer, s Sources) (*Sync, error) {
-	sync := newSync()
+// Register offers the sources, the Go runtime and the process to a registry.
+func Register(r prometheus.Registerer, s Sources) error {
 	for _, c := range []prometheus.Collector{
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		&collector{s}, sync,
+		&collector{s},
 	} {
 		if err := r.Register(c); err != nil {
-			return nil, fmt.Errorf("registering metrics: %w", err)
+			return fmt.Errorf("registering metrics: %w", err)
 		}
 	}
-	return sync, nil
+	return nil
+}
+
+// RegisterSync offers what is told of sync as it happens. It is apart from Register because sync begins before
+// the resolver is built.
+func RegisterSync(r prometheus.Registerer) (*Sync, error) {
+	s := newSync()
+	if err := r.Register(s); err != nil {
+		return nil, fmt.Errorf("registering metrics of sync: %w", err)
+	}
+	return s, nil
 }
 
 // Sources say how to read the parts. They are called from several goroutines at once.

@@ -64,7 +64,10 @@ func full() Sources {
 // The metrics that others rely on, with their labels and values.
 func TestNamesThatStay(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	sync, err := Register(reg, full())
+	if err := Register(reg, full()); err != nil {
+		t.Fatal(err)
+	}
+	sync, err := RegisterSync(reg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +170,7 @@ sluice_verdicts_total{verdict="truncated"} 0
 
 func TestOthers(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	if _, err := Register(reg, full()); err != nil {
+	if err := Register(reg, full()); err != nil {
 		t.Fatal(err)
 	}
 	want := `
@@ -207,7 +210,10 @@ sluice_limit{name="cache"} 71
 // A resolver of which little is known shows that little, and names everything it may show later.
 func TestEmptySources(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	if _, err := Register(reg, Sources{}); err != nil {
+	if err := Register(reg, Sources{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RegisterSync(reg); err != nil {
 		t.Fatal(err)
 	}
 	families, err := reg.Gather()
