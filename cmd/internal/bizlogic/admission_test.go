@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -187,7 +188,7 @@ func TestSmallLane(t *testing.T) {
 
 func TestBulkNeedsATicket(t *testing.T) {
 	r := start(t, Options{Transfers: 1})
-	importAll(t, r, "x", linesOfUsers(20_000), 100)
+	importAll(t, r, "x", linesOfUsers(5_000), 100)
 	d, _ := r.sync.Digests(t.Context(), &syncv1.DigestsRequest{Kind: Users})
 	if d.Size < smallFetch/2 {
 		t.Fatalf("%d bytes", d.Size)
@@ -216,18 +217,18 @@ func TestBulkNeedsATicket(t *testing.T) {
 
 func linesOfUsers(n int) (lines [][]byte) {
 	for i := range n {
-		lines = append(lines, fmt.Appendf(nil, `{"user":{"id":"user-%06d","name":"Somebody with a name of some length, number %d"}}`, i, i))
+		lines = append(lines, fmt.Appendf(nil, `{"user":{"id":"user-%06d","name":"%s %d"}}`, i, strings.Repeat("Somebody ", 26), i))
 	}
 	return lines
 }
 
 func TestExportHoldsEverything(t *testing.T) {
 	r := start(t, Options{})
-	importAll(t, r, "x", linesOfUsers(2000), 100)
+	importAll(t, r, "x", linesOfUsers(1000), 100)
 	_, err := r.segments.Manifest(t.Context(), &syncv1.ManifestRequest{Kind: Secrets})
 	wantError(t, err, codes.NotFound, "")
 	m, err := r.segments.Manifest(t.Context(), &syncv1.ManifestRequest{Kind: Users})
-	if err != nil || m.Records != 2000 || m.OldestAsOf != m.NewestAsOf || len(m.Segments) != exportSegments {
+	if err != nil || m.Records != 1000 || m.OldestAsOf != m.NewestAsOf || len(m.Segments) != exportSegments {
 		t.Fatalf("manifest: %v, %v", m, err)
 	}
 	p := newReplica(t, Users)
