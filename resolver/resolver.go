@@ -139,6 +139,7 @@ type Resolver struct {
 	policy  *policy.Policy
 	path    *pipeline.Pipeline
 	servers []server
+	named   []namedListener // for metrics
 	live    *liveLimits
 	changed chan struct{} // of size one: the catalogue or the set of blobs has changed
 }
@@ -147,6 +148,13 @@ type Resolver struct {
 type server interface {
 	Serve(ctx context.Context) error
 	Close() error
+}
+
+// A namedListener is what counts of one listener: udp or conns.
+type namedListener struct {
+	name  string
+	udp   *udp.Server
+	conns *listen.Counters
 }
 
 // New builds a resolver. It opens nothing and starts nothing but the workers of the path; Close is needed
@@ -234,22 +242,32 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 			return nil, err
 		}
 		servers = append(servers, s)
+		r.named = append(r.named, namedListener{name: listenerName(query.UDP, 0), udp: s})
+	}
+	name := func(t query.Transport, i int, c *listen.Counters) {
+		r.named = append(r.named, namedListener{name: listenerName(t, i), conns: c})
 	}
 	desks := listen.NewDesks(r.path, int(r.o.Limits.Value(limits.Workers)))
 	common := func(n net.Listener, transport query.Transport) tcp.Options {
 		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Desks: desks, FromProxy: fromProxy}
 	}
-	for _, n := range l.TCP {
-		servers = append(servers, tcp.New(common(n, query.TCP)))
+	for i, n := range l.TCP {
+		s := tcp.New(common(n, query.TCP))
+		name(query.TCP, i, s.Counters())
+		servers = append(servers, s)
 	}
-	for _, n := range l.DoT {
-		servers = append(servers, dot.New(dot.Options{Options: common(n, query.DoT), GetCertificate: l.GetCertificate, Handshakes: &live.handshakes}))
+	for i, n := range l.DoT {
+		s := dot.New(dot.Options{Options: common(n, query.DoT), GetCertificate: l.GetCertificate, Handshakes: &live.handshakes})
+		name(query.DoT, i, s.Counters())
+		servers = append(servers, s)
 	}
-	for _, n := range l.DoH {
-		servers = append(servers, doh.New(doh.Options{
+	for i, n := range l.DoH {
+		s := doh.New(doh.Options{
 			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath, FromProxy: fromProxy,
 			GetCertificate: l.GetCertificate, Handshakes: &live.handshakes,
-		}))
+		})
+		name(query.DoH, i, s.Counters())
+		servers = append(servers, s)
 	}
 	return servers, nil
 }

@@ -10,9 +10,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/syncclient"
 	"github.com/sluice-dns/sluice/usercache"
@@ -22,59 +23,145 @@ import (
 type control struct {
 	node     *Node
 	draining atomic.Bool
+	of       *resolver.Control
 
-	http     *http.Server
-	httpOn   net.Listener
-	httpAddr string
-
-	adminAddr string
+	http, admin         net.Listener // nil when off
+	httpAddr, adminAddr string
 }
 
-func newControl(n *Node) (*control, error) {
+func newControl(n *Node) (_ *control, err error) {
 	c := &control{node: n}
-	if e := n.config.HTTP.Listen; !e.Off() {
-		ln, err := listenEndpoint(e)
+	defer func() {
 		if err != nil {
-			return nil, fmt.Errorf("http.listen: %w", err)
+			c.close()
 		}
-		c.httpOn, c.httpAddr = ln, ln.Addr().String()
-		c.http = n.resolver.HTTPServer(n.readiness, prometheus.NewRegistry())
+	}()
+	if c.http, c.httpAddr, err = listenEndpoint(n.config.HTTP.Listen); err != nil {
+		return nil, fmt.Errorf("http.listen: %w", err)
 	}
-	return c, nil
+	if e := n.config.Admin.Listen; !e.Off() && !e.Local() {
+		return nil, fmt.Errorf("admin.listen: %s: this version offers the admin service on loopback or a unix socket; use one", e)
+	}
+	if c.admin, c.adminAddr, err = listenEndpoint(n.config.Admin.Listen); err != nil {
+		return nil, fmt.Errorf("admin.listen: %w", err)
+	}
+	c.of, err = n.resolver.Operate(resolver.OperateOptions{
+		Node: n.config.Node.ID, Region: n.config.Node.Region, Version: n.o.Version,
+		Readiness: n.readiness, Draining: c.draining.Store, Sync: syncControl{n}, Datasets: n.datasetMetrics,
+		Level: n.o.Level, Registry: n.registry, Applied: func(resolver.LimitEntry) { n.applyProcess() },
+	})
+	return c, err
 }
 
-// listenEndpoint listens on a TCP address or a unix socket, in place of one that a killed process left.
-func listenEndpoint(e config.Endpoint) (net.Listener, error) {
+// listenEndpoint listens on a TCP address or a unix socket, in place of one that a killed process left. An
+// endpoint that is off gives no listener.
+func listenEndpoint(e config.Endpoint) (net.Listener, string, error) {
+	if e.Off() {
+		return nil, "", nil
+	}
 	if e.Network == "unix" {
 		if err := os.Remove(e.Address); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return nil, "", err
 		}
 	}
-	return net.Listen(e.Network, e.Address)
+	l, err := net.Listen(e.Network, e.Address)
+	if err != nil {
+		return nil, "", err
+	}
+	return l, l.Addr().String(), nil
 }
 
 func (c *control) run(ctx context.Context) error {
-	if c.http == nil {
-		<-ctx.Done()
-		return nil
+	g, ctx := errgroup.WithContext(ctx)
+	if c.admin != nil {
+		g.Go(func() error { return c.of.ServeAdmin(ctx, c.admin) })
 	}
-	stop := context.AfterFunc(ctx, func() {
-		end, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		c.http.Shutdown(end)
-	})
-	defer stop()
-	if err := c.http.Serve(c.httpOn); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("http.listen: %w", err)
+	if c.http != nil {
+		server := c.of.HTTP()
+		g.Go(func() error {
+			if err := server.Serve(c.http); err != nil && !errors.Is(err, http.ErrServerClosed) {
+				return fmt.Errorf("http.listen: %w", err)
+			}
+			return nil
+		})
+		g.Go(func() error {
+			<-ctx.Done()
+			end, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			if server.Shutdown(end) != nil { // somebody still reads a profile
+				server.Close()
+			}
+			return nil
+		})
 	}
-	return nil
+	return g.Wait()
 }
 
 func (c *control) close() {
-	if c.http != nil {
-		c.http.Close()
-		c.httpOn.Close()
+	for _, l := range []net.Listener{c.http, c.admin} {
+		if l != nil {
+			l.Close()
+		}
 	}
+}
+
+// syncControl shows and steers the sync of user data for operators.
+type syncControl struct{ n *Node }
+
+// Datasets returns where each dataset stands.
+func (s syncControl) Datasets() []*adminv1.DatasetStatus {
+	var out []*adminv1.DatasetStatus
+	for _, d := range s.n.sync.Status().Datasets {
+		m := resolver.ShowDataset(s.n.users.Dataset(d.Kind))
+		m.State = d.State.String()
+		if d.Head > 0 {
+			m.Head = d.Head
+		}
+		if d.AtHead >= 0 {
+			m.LagMs = uint64(d.AtHead.Milliseconds())
+		}
+		if d.LastError != "" {
+			m.Error = d.LastError
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// Accept lets through what the shrink guard holds or, if dataset is not empty, takes over another dataset.
+func (s syncControl) Accept(_ context.Context, kind, dataset, why string) (int, error) {
+	for _, d := range s.n.sync.Status().Datasets {
+		if string(d.Kind) == kind && dataset != "" && fmt.Sprintf("%x", d.Foreign.Dataset[:]) != dataset {
+			return 0, fmt.Errorf("the service does not offer dataset %s; it offers %x", dataset, d.Foreign.Dataset[:])
+		}
+	}
+	a, err := s.n.sync.Accept(usercache.Kind(kind))
+	if err != nil {
+		return 0, err
+	}
+	s.n.log.Warn("an operator accepted", "dataset", kind, "removals", a.Removals, "took_over", a.Identity, "why", why)
+	return a.Removals, nil
+}
+
+// Repair begins a repair, or reports that one is due already.
+func (s syncControl) Repair(_ context.Context, kind string) (bool, error) {
+	already := false
+	for _, d := range s.n.sync.Status().Datasets {
+		already = already || string(d.Kind) == kind && d.RepairDue != ""
+	}
+	return already, s.n.sync.Repair(usercache.Kind(kind))
+}
+
+// datasetMetrics is where the datasets stand, for metrics.
+func (n *Node) datasetMetrics() (out []resolver.DatasetMetrics) {
+	for _, d := range n.sync.Status().Datasets {
+		out = append(out, resolver.DatasetMetrics{
+			Kind: string(d.Kind), State: d.State.String(), Revision: d.Revision, Head: max(d.Head, d.Revision),
+			Records: d.Records, Overlay: uint64(d.Overlay), Bytes: d.Bytes, MemoryBytes: int64(d.MemoryBytes),
+			LagSeconds: max(d.AtHead.Seconds(), 0), GuardTripped: d.GuardTripped, Users: d.Totals.Users,
+		})
+	}
+	return out
 }
 
 // readiness says whether this node should get queries. Being stale or overloaded is no reason against it.

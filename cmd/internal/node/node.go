@@ -25,6 +25,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-dns/sluice/cmd/internal/bizlogic"
@@ -64,6 +65,7 @@ type Node struct {
 	certs    *certificates
 	sockets  sockets
 	control  *control // admin and HTTP
+	registry *prometheus.Registry
 	queries  *queryLog
 
 	cancel  context.CancelFunc // of what Start started
@@ -108,7 +110,11 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("user data: %w", err)
 	}
-	if err := n.startSync(); err != nil {
+	var metrics *resolver.SyncMetrics
+	if n.registry, metrics, err = resolver.NewMetrics(); err != nil {
+		return nil, err
+	}
+	if err := n.startSync(metrics); err != nil {
 		return nil, err
 	}
 	if n.certs, err = loadCertificates(c.TLS.Certificates, n.log); err != nil {
@@ -194,10 +200,10 @@ func hashKey(path string) (key [16]byte, err error) {
 }
 
 // startSync makes the client of the business-logic service, and without a configured one the service.
-func (n *Node) startSync() (err error) {
+func (n *Node) startSync(metrics *resolver.SyncMetrics) (err error) {
 	c := n.config
 	o := syncclient.Options{
-		Cache: n.users, DataDir: filepath.Join(c.DataDir, "sync"), StaleAfter: c.Users.StaleAfter, Logger: n.log,
+		Cache: n.users, DataDir: filepath.Join(c.DataDir, "sync"), StaleAfter: c.Users.StaleAfter, Metrics: metrics, Logger: n.log,
 		Node: syncclient.Node{ID: c.Node.ID, Region: c.Node.Region, Version: n.o.Version},
 	}
 	if len(c.Users.Services) == 0 {

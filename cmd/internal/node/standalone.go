@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 
 	"golang.org/x/sync/errgroup"
@@ -37,19 +36,13 @@ func openStandalone(c *config.Sluice, o Options, log *slog.Logger) (*standalone,
 		return nil, fmt.Errorf("standalone service: %w", err)
 	}
 	s := &standalone{service: svc, pipe: bufconn.Listen(1 << 20)}
-	if e := c.Users.ServiceListen; !e.Off() {
-		if !e.Local() {
-			svc.Close()
-			return nil, fmt.Errorf("users.service_listen: %s: without TLS the service of a standalone resolver listens on loopback or a unix socket", e)
-		}
-		if e.Network == "unix" {
-			os.Remove(e.Address) // of a process that was killed; another live one holds data_dir's lock
-		}
-		if s.listen, err = net.Listen(e.Network, e.Address); err != nil {
-			svc.Close()
-			return nil, fmt.Errorf("users.service_listen: %w", err)
-		}
-		s.addr = s.listen.Addr().String()
+	if e := c.Users.ServiceListen; !e.Off() && !e.Local() {
+		svc.Close()
+		return nil, fmt.Errorf("users.service_listen: %s: without TLS the service of a standalone resolver listens on loopback or a unix socket", e)
+	}
+	if s.listen, s.addr, err = listenEndpoint(c.Users.ServiceListen); err != nil {
+		svc.Close()
+		return nil, fmt.Errorf("users.service_listen: %w", err)
 	}
 	s.server = grpc.NewServer(svc.ServerOptions()...)
 	svc.Register(s.server)
