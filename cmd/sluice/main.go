@@ -29,6 +29,8 @@ func commands() []*cobra.Command {
 		demoCommand(),
 		limitsCommand(),
 		matchCommand(),
+		snapshotCommand(),
+		snapshotReaderCommand(),
 	}
 }
 
