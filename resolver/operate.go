@@ -67,6 +67,7 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 	}
 	a := admin.Options{
 		Node: o.Node, Region: o.Region, Version: o.Version, Readiness: o.Readiness, Logger: r.o.Logger,
+		Serving: r.policy.Serving,
 		Limits: admin.LiveLimits{Live: r.o.Limits, Apply: func(e limits.Entry) {
 			r.applyLimits()
 			if o.Applied != nil {

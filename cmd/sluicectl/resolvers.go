@@ -253,11 +253,18 @@ func (t *table) addLimit(addr string, l *adminv1.Limit) {
 	t.add(addr, l.Name, value, l.Unit, l.From, when(l.Until), l.Why)
 }
 
-// size writes bytes in the largest unit that divides them.
+// size writes bytes for people: as `limits set` takes them if that is exact, else rounded.
 func size(n int64) string {
-	for shift, unit := range map[int]string{30: "GiB", 20: "MiB", 10: "KiB"} {
-		if n != 0 && n%(1<<shift) == 0 && (shift == 30 || n>>shift%1024 != 0) {
-			return strconv.FormatInt(n>>shift, 10) + unit
+	for _, u := range []struct {
+		unit  string
+		shift int
+	}{{"GiB", 30}, {"MiB", 20}, {"KiB", 10}} {
+		switch whole := int64(1) << u.shift; {
+		case n < whole:
+		case n%whole == 0:
+			return strconv.FormatInt(n/whole, 10) + u.unit
+		case n%(1<<20) != 0 || n > 100<<30:
+			return fmt.Sprintf("~%.1f%s", float64(n)/float64(whole), u.unit)
 		}
 	}
 	return strconv.FormatInt(n, 10)

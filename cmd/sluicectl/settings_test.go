@@ -107,3 +107,11 @@ func TestJSONLine(t *testing.T) {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 }
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{0: "0", 1000: "1000", 4096: "4KiB", 1 << 20: "1MiB", 1 << 30: "1GiB", 1536 << 20: "1536MiB", 5529130880: "~5.1GiB", 1<<20 + 1: "~1.0MiB", 300<<30 + 1<<20: "~300.0GiB"} {
+		if got := size(n); got != want {
+			t.Errorf("%d: %s; want %s", n, got, want)
+		}
+	}
+}

@@ -170,6 +170,11 @@ type Options struct {
 	// Readiness says whether the resolver may be sent queries.
 	Readiness func() Readiness
 
+	// Serving reports whether queries are judged by the present catalogue, and the revision of the newest by
+	// which they were: holding a catalogue is not serving it, since lists have to be fetched and compiled.
+	// Nil means that what is held is served.
+	Serving func() (present bool, revision uint64)
+
 	Limits    Limits
 	Cache     Cache
 	Explain   Explainer
@@ -219,7 +224,7 @@ func (s *Server) Status(context.Context, *adminv1.StatusRequest) (*adminv1.Statu
 		Uptime: uint64(clock.Elapsed().Sub(s.started) / time.Second),
 	}
 	if s.o.Sync != nil {
-		resp.Datasets = s.o.Sync.Datasets()
+		resp.Datasets = s.datasets()
 	}
 	for _, d := range resp.Datasets {
 		resp.Overlay += d.Overlay
@@ -230,19 +235,35 @@ func (s *Server) Status(context.Context, *adminv1.StatusRequest) (*adminv1.Statu
 	return resp, nil
 }
 
+// datasets are the datasets as they are served.
+func (s *Server) datasets() []*adminv1.DatasetStatus {
+	all := s.o.Sync.Datasets()
+	if s.o.Serving == nil {
+		return all
+	}
+	// Asked after the revisions were read: what is present now is no older than they are.
+	present, revision := s.o.Serving()
+	for _, d := range all {
+		if d.Kind == string(usercache.CatalogueKind) && !present {
+			d.Revision = min(d.Revision, revision)
+		}
+	}
+	return all
+}
+
 // SyncStatus shows the datasets.
 func (s *Server) SyncStatus(_ context.Context, req *adminv1.SyncStatusRequest) (*adminv1.SyncStatusResponse, error) {
 	if s.o.Sync == nil {
 		return nil, missing("datasets")
 	}
 	if req.Kind == "" {
-		return &adminv1.SyncStatusResponse{Datasets: s.o.Sync.Datasets()}, nil
+		return &adminv1.SyncStatusResponse{Datasets: s.datasets()}, nil
 	}
 	if _, err := kindOf(req.Kind); err != nil {
 		return nil, err
 	}
 	resp := new(adminv1.SyncStatusResponse)
-	for _, d := range s.o.Sync.Datasets() {
+	for _, d := range s.datasets() {
 		if d.Kind == req.Kind {
 			resp.Datasets = append(resp.Datasets, d)
 		}

@@ -105,7 +105,7 @@ func (p *parts) SetDraining(on bool) { p.draining.Store(on) }
 func (p *parts) Datasets() []*adminv1.DatasetStatus {
 	return []*adminv1.DatasetStatus{
 		{Kind: "users", State: "fresh", Revision: 7, Overlay: 2, Generation: 3, LagMs: 40},
-		{Kind: "catalogue", State: "fresh", Overlay: 1, Generation: 9},
+		{Kind: "catalogue", State: "fresh", Revision: 12, Overlay: 1, Generation: 9},
 	}
 }
 
@@ -237,6 +237,13 @@ func TestStatusAndSync(t *testing.T) {
 	one, err := r.SyncStatus(ctx, &adminv1.SyncStatusRequest{Kind: "catalogue"})
 	if err != nil || len(one.Datasets) != 1 || one.Datasets[0].Generation != 9 {
 		t.Errorf("sync status = %v, %v", one, err)
+	}
+	// A catalogue that is held and not yet compiled is not served.
+	for present, want := range map[bool]uint64{true: 12, false: 10} {
+		r := start(t, Options{Sync: p, Serving: func() (bool, uint64) { return present, 10 }})
+		if st, err := r.Status(ctx, &adminv1.StatusRequest{}); err != nil || st.Datasets[1].Revision != want || st.Datasets[0].Revision != 7 {
+			t.Errorf("present %v: %v, %v", present, st, err)
+		}
 	}
 	id := strings.Repeat("AB", 16)
 	acc, err := r.SyncAccept(ctx, &adminv1.SyncAcceptRequest{Dataset: id, Why: "moved"})

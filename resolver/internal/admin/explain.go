@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -150,6 +151,12 @@ func (e *explanation) rule(s policy.Step) string {
 		cat := e.p.Users.Catalogue()
 		if n, known := cat.ListNumber(s.List); known && e.p.Blob != nil {
 			text, ok = e.p.Blob(cat.List(n).SHA256)
+		}
+	case policy.WhyText(policy.WhyService):
+		for _, v := range e.p.Users.Catalogue().Services {
+			if v.Name == s.List || v.ID == s.List {
+				text, ok = []byte(strings.Join(v.Rules, "\n")), true
+			}
 		}
 	}
 	if !ok {

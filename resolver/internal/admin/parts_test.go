@@ -191,8 +191,10 @@ func newUsers(t *testing.T) (*usercache.Cache, func([32]byte) ([]byte, bool)) {
 		}
 	}
 	put(usercache.CatalogueKind, map[string]proto.Message{
-		"list/oisd":  &userv1.List{Name: "OISD", Number: 4, Sha256: sum[:], Size: uint64(len(text))},
-		"policy/kid": &userv1.Policy{Settings: &userv1.Settings{Lists: &userv1.StringSet{Values: []string{"oisd"}}}},
+		"list/oisd":    &userv1.List{Name: "OISD", Number: 4, Sha256: sum[:], Size: uint64(len(text))},
+		"service/chat": &userv1.Service{Name: "Chat", Rules: []string{"||chat.example^", "||chat.test^"}},
+		"policy/kid": &userv1.Policy{Settings: &userv1.Settings{
+			Lists: &userv1.StringSet{Values: []string{"oisd"}}, Services: &userv1.StringSet{Values: []string{"chat"}}}},
 	})
 	put(usercache.Users, map[string]proto.Message{
 		"ann": &userv1.User{Policy: "kid", Devices: []*userv1.Device{{Id: "phone"}},
@@ -221,6 +223,7 @@ func TestExplain(t *testing.T) {
 		"ads.example":   `list, blocked, "oisd" 2 "||ads.example^", OISD`,
 		"bad.example":   `user rule, blocked, "" 2 "||bad.example^", user rule`,
 		"good.example":  `user rule, allowed, "" 1 "@@||good.example^", `,
+		"x.chat.test":   `service, blocked, "Chat" 2 "||chat.test^", Chat`,
 		"plain.example": `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure`,
 		"dead.example":  `answer, none, "" 0 "", nothing applies to the question; it could not be resolved: no server answers`,
 		"alias.example": `list, blocked, "oisd" 3 "||tracker.example^", OISD`,

@@ -143,6 +143,13 @@ func (p *Policy) Update() {
 // Missing returns the ids of catalogue lists whose present bytes are not here.
 func (p *Policy) Missing() []string { return p.state.Load().missing }
 
+// Serving reports whether queries are judged by the present catalogue with the bytes of all its lists, and the
+// revision of the newest catalogue of which that was so.
+func (p *Policy) Serving() (present bool, revision uint64) {
+	s := p.state.Load()
+	return len(s.missing) == 0 && s.catalogue == p.o.Users.Catalogue(), s.whole
+}
+
 // Stats returns what the catalogue's lists come to.
 func (p *Policy) Stats() filter.Stats { return p.state.Load().lists.Stats() }
 

@@ -382,3 +382,26 @@ func TestEqualRulesAreShared(t *testing.T) {
 		t.Error("the shared rules do not block")
 	}
 }
+
+// A catalogue is served once all its lists are compiled, and not when it is merely there.
+func TestServing(t *testing.T) {
+	w := newWorld(t)
+	w.list("one", 0, "||one.example^\n")
+	p := w.policy()
+	want := func(what string, present bool, revision uint64) {
+		t.Helper()
+		if ok, n := p.Serving(); ok != present || n != revision {
+			t.Errorf("%s: %v, %d; want %v, %d", what, ok, n, present, revision)
+		}
+	}
+	want("at first", true, 1)
+	text := "||two.example^\n"
+	sum := sha256.Sum256([]byte(text))
+	w.put(usercache.CatalogueKind, "list/two", &userv1.List{Number: 1, Sha256: sum[:], Size: uint64(len(text))})
+	want("before the update", false, 1)
+	p.Update()
+	want("without the bytes", false, 1)
+	w.blob(text)
+	p.Update()
+	want("with the bytes", true, 2)
+}

@@ -22,6 +22,8 @@ type state struct {
 	listHash    [usercache.MaxLists][32]byte
 	serviceText [usercache.MaxServices]string
 	missing     []string
+	// whole is the revision of the newest catalogue so far of which nothing was missing.
+	whole uint64
 
 	listNames    [usercache.MaxLists]string
 	serviceNames [usercache.MaxServices]string
@@ -45,6 +47,11 @@ func newState(o *Options, old *state) *state {
 	changed = s.compileServices(o, cat) || changed
 	if old != nil && old.catalogue == cat && !changed && len(s.missing) == len(old.missing) {
 		return old
+	}
+	if len(s.missing) == 0 {
+		s.whole = cat.Revision
+	} else if old != nil {
+		s.whole = old.whole
 	}
 	for _, l := range cat.Lists {
 		if s.listNames[l.Number] = l.Name; l.Name == "" {
