@@ -23,9 +23,9 @@ const module = "github.com/sluice-dns/sluice/"
 // A name stands for resolver/internal/NAME; one with a slash in front is relative to the module.
 var allowed = map[string][]string{
 	"/cmd/sluice":             {"/cmd/internal/config", "/cmd/internal/demo", "/cmd/internal/node", "/resolver", "/usercache"},
-	"/cmd/sluice-bizd":        {"/cmd/internal/bizlogic", "/cmd/internal/config", "/proto/admin/v1", "/resolver", "/resolver/clock"},
+	"/cmd/sluice-bizd":        {"/cmd/internal/bizlogic", "/cmd/internal/config", "/proto/admin/v1", "/resolver/clock"},
 	"/cmd/sluicectl":          {"/proto/admin/v1", "/proto/user/v1"},
-	"/cmd/internal/bizlogic":  {"/proto/admin/v1", "/proto/store/v1", "/proto/sync/v1", "/proto/user/v1", "/resolver/clock", "/usercache"},
+	"/cmd/internal/bizlogic":  {"/proto/admin/v1", "/proto/store/v1", "/proto/sync/v1", "/proto/user/v1", "/resolver", "/resolver/clock", "/usercache"},
 	"/cmd/internal/config":    nil,
 	"/cmd/internal/demo":      {"/cmd/internal/bizlogic", "/cmd/internal/config", "/cmd/internal/node", "/proto/admin/v1", "/proto/user/v1", "/resolver", "/resolver/clock", "/resolver/siminternet", "/usercache"},
 	"/cmd/internal/node":      {"/cmd/internal/bizlogic", "/cmd/internal/config", "/proto/admin/v1", "/resolver", "/resolver/clock", "/syncclient", "/usercache"},

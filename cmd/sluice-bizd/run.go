@@ -30,7 +30,6 @@ import (
 
 	"github.com/sluice-dns/sluice/cmd/internal/bizlogic"
 	"github.com/sluice-dns/sluice/cmd/internal/config"
-	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
 )
 
@@ -155,7 +154,7 @@ func run(ctx context.Context, cfg *config.Bizd, file string, reload <-chan os.Si
 func options(cfg *config.Bizd, log *slog.Logger) bizlogic.Options {
 	return bizlogic.Options{
 		Dir:       cfg.DataDir,
-		Compile:   compile,
+		Compile:   bizlogic.Engine,
 		Transfers: cfg.Transfers,
 		Guard:     bizlogic.Guard{Share: cfg.ShrinkGuard.Share, Min: cfg.ShrinkGuard.Min, Window: cfg.ShrinkGuard.Window},
 		Download: bizlogic.Download{MaxSize: cfg.Fetch.MaxSize, Timeout: cfg.Fetch.Timeout,
@@ -163,16 +162,6 @@ func options(cfg *config.Bizd, log *slog.Logger) bizlogic.Options {
 		Version: version(),
 		Log:     log,
 	}
-}
-
-// compile judges rules by the engine that resolvers serve by.
-func compile(_ string, text []byte) (bizlogic.Report, error) {
-	rep := resolver.CheckRules(text)
-	out := bizlogic.Report{Rules: rep.Rules, Skipped: rep.Skipped}
-	for _, c := range rep.Complaints {
-		out.Complaints = append(out.Complaints, bizlogic.Complaint{Line: int(c.Line), Text: c.Text, What: c.Reason})
-	}
-	return out, nil
 }
 
 // tlsConfig asks for a certificate of the client but takes calls without one: those need a token.

@@ -79,6 +79,9 @@ type Report struct {
 	Rules      int         // usable rules
 	Skipped    int         // lines that are neither rule, comment nor blank
 	Complaints []Complaint // about skipped lines, in order; may be cut short
+	// NotList is why the text cannot be a list for many users, though a user may have such rules of his own:
+	// a rule of it blocks the world, or it is no list at all. Empty: it can.
+	NotList string
 }
 
 // A Complaint is a line that cannot be used.

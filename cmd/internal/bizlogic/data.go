@@ -264,6 +264,9 @@ func (s *Service) importText(ctx context.Context, in *imported, l *adminv1.List)
 	if err != nil {
 		return err
 	}
+	if report.NotList != "" {
+		return errors.New(report.NotList)
+	}
 	if report.Rules == 0 {
 		return errors.New("none of its lines is a usable rule")
 	}

@@ -581,3 +581,21 @@ func FuzzImportLine(f *testing.F) {
 		}
 	})
 }
+
+// A rule that would block the world makes a text no list for many users, and the line is named; a bare
+// wildcard is no rule at all.
+func TestWorldBlockingList(t *testing.T) {
+	for text, want := range map[string]string{
+		"||ads.example^\n/.*/\n":           "line 2",
+		"||ads.example^\n||tracker.com^\n": "",
+		"||ads.example^\n*\n":              "",
+	} {
+		rep, err := Engine("x", []byte(text))
+		if err != nil || (rep.NotList != "") != (want != "") || !strings.Contains(rep.NotList, want) {
+			t.Errorf("%q: %q, %v", text, rep.NotList, err)
+		}
+		if strings.Contains(text, "*\n") && want == "" && rep.Skipped != 1 {
+			t.Errorf("%q: %d lines skipped", text, rep.Skipped)
+		}
+	}
+}

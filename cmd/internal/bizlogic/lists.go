@@ -144,6 +144,9 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	if err != nil {
 		return listDone{}, refused("list %s: %v; the list is left as it was", c.id, err)
 	}
+	if report.NotList != "" {
+		return listDone{}, refused("list %s: %s; the list is left as it was", c.id, report.NotList)
+	}
 	if report.Rules == 0 {
 		return listDone{}, refused("list %s: none of its lines is a usable rule; the list is left as it was", c.id)
 	}

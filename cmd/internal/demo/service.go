@@ -14,7 +14,6 @@ import (
 
 	"github.com/sluice-dns/sluice/cmd/internal/bizlogic"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
-	"github.com/sluice-dns/sluice/resolver"
 )
 
 // A service is the business-logic service. It has one address for resolvers and one for operators, so that it
@@ -35,7 +34,7 @@ type service struct {
 
 // start opens the store and serves operators. Resolvers do not reach it until open.
 func (s *service) start() (err error) {
-	s.store, err = bizlogic.Open(bizlogic.Options{Dir: s.dir, Compile: compile, Version: s.version, Log: s.log})
+	s.store, err = bizlogic.Open(bizlogic.Options{Dir: s.dir, Compile: bizlogic.Engine, Version: s.version, Log: s.log})
 	if err != nil {
 		return err
 	}
@@ -148,14 +147,4 @@ func (s *service) setRules(ctx context.Context, target, rules string) (uint64, e
 		return 0, fmt.Errorf("rules of %s: %q: %s", target, r.Complaints[0].Text, r.Complaints[0].What)
 	}
 	return r.Revision, nil
-}
-
-// compile judges rules for the service by the engine that serves.
-func compile(_ string, text []byte) (bizlogic.Report, error) {
-	rep := resolver.CheckRules(text)
-	out := bizlogic.Report{Rules: rep.Rules, Skipped: rep.Skipped}
-	for _, c := range rep.Complaints {
-		out.Complaints = append(out.Complaints, bizlogic.Complaint{Line: int(c.Line), Text: c.Text, What: c.Reason})
-	}
-	return out, nil
 }

@@ -182,3 +182,6 @@ func (n *Node) readiness() resolver.Readiness {
 	r.Ready = len(r.Reasons) == 0
 	return r
 }
+
+// AdminAddr is where the admin service listens; "" when it is off.
+func (n *Node) AdminAddr() string { return n.control.adminAddr }

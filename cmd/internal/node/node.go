@@ -28,7 +28,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/sluice-dns/sluice/cmd/internal/bizlogic"
 	"github.com/sluice-dns/sluice/cmd/internal/config"
 	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -442,14 +441,4 @@ func clientTLS(c *config.ClientTLS) (*tls.Config, error) {
 		t.Certificates = []tls.Certificate{pair}
 	}
 	return t, nil
-}
-
-// compile judges rules for the service by the engine that serves.
-func compile(name string, text []byte) (bizlogic.Report, error) {
-	rep := resolver.CheckRules(text)
-	out := bizlogic.Report{Rules: rep.Rules, Skipped: rep.Skipped}
-	for _, c := range rep.Complaints {
-		out.Complaints = append(out.Complaints, bizlogic.Complaint{Line: int(c.Line), Text: c.Text, What: c.Reason})
-	}
-	return out, nil
 }

@@ -31,7 +31,7 @@ type standalone struct {
 
 func openStandalone(c *config.Sluice, o Options, log *slog.Logger) (*standalone, error) {
 	dir := filepath.Join(c.DataDir, "service")
-	svc, err := bizlogic.Open(bizlogic.Options{Dir: dir, Compile: compile, Version: o.Version, Log: log})
+	svc, err := bizlogic.Open(bizlogic.Options{Dir: dir, Compile: bizlogic.Engine, Version: o.Version, Log: log})
 	if err != nil {
 		return nil, fmt.Errorf("standalone service: %w", err)
 	}
