@@ -26,7 +26,7 @@ import (
 // Users of one bucket, so that it is compared by leaves.
 var crowd = sync.OnceValue(func() (list []usercache.Change) {
 	b := usercache.BucketOf([]byte("user-0"))
-	for n := 0; len(list) < 20; n++ {
+	for n := 0; len(list) < 18; n++ {
 		if usercache.BucketOf(fmt.Appendf(nil, "user-%d", n)) == b {
 			list = append(list, user(n, 1))
 		}
@@ -72,9 +72,10 @@ func TestSuspectGoesOnLive(t *testing.T) {
 		r.addUsers(0, 200)
 		r.start()
 		r.fresh(time.Second)
-		refuse := true
+		var refuse atomic.Bool
+		refuse.Store(true)
 		r.service.SetTamper(func(_ context.Context, rpc string, _ proto.Message) error {
-			if refuse && rpc == "Acquire" {
+			if refuse.Load() && rpc == "Acquire" {
 				return fakesync.Refused(time.Minute)
 			}
 			return nil
@@ -91,7 +92,7 @@ func TestSuspectGoesOnLive(t *testing.T) {
 		if again, _ := r.service.Acquired(); len(again) != len(acquired) {
 			t.Error("RetryInfo is not honoured")
 		}
-		refuse = false
+		refuse.Store(false)
 		r.fresh(20 * time.Second)
 	})
 }
