@@ -265,6 +265,7 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 		s := doh.New(doh.Options{
 			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath, FromProxy: fromProxy,
 			GetCertificate: l.GetCertificate, Handshakes: &live.handshakes,
+			Requests: &live.requests, Streams: int(live.depth.Load()),
 		})
 		name(query.DoH, i, s.Counters())
 		servers = append(servers, s)
@@ -351,6 +352,7 @@ type liveLimits struct {
 	limits            *LiveLimits
 	gates             [query.NumTransports]*listen.Connections // by transport; nil for UDP
 	depth, handshakes atomic.Int64
+	requests          atomic.Int64 // of DoH: waiting for an answer is most of what they do, so in_flight bounds them too
 }
 
 func newLiveLimits(l *LiveLimits) *liveLimits {
@@ -371,6 +373,7 @@ func (v *liveLimits) apply() {
 	}
 	v.depth.Store(v.limits.Value(limits.Pipelining))
 	v.handshakes.Store(v.limits.Value(limits.Handshakes))
+	v.requests.Store(v.limits.Value(limits.InFlight))
 }
 
 // run ends changes whose time is over.

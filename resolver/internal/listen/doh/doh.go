@@ -7,7 +7,9 @@
 //
 // Status: 200 with any DNS response, errors included (RFC 8484 section 4.2.1); 400 for what is no DNS query,
 // 404 for another path, 405 for another method, 413 for more than 64 kB, 415 for another type. A query that
-// gets no response on purpose ends its stream, or its HTTP/1.1 connection, without one.
+// gets no response on purpose ends its stream, or its HTTP/1.1 connection, without one, and so does a request
+// beyond Options.Requests: a stream costs a goroutine and perhaps a large answer that the client is in no hurry
+// to read, and there are many to a connection, so that a limit on connections alone bounds no memory.
 //
 // Responses carry Cache-Control with the smallest TTL (RFC 8484 section 5.1) and are private: whose policy
 // they follow may depend on the client's address, which a shared cache would not see.
@@ -32,6 +34,10 @@ import (
 // Limits of a connection (hardening D).
 const (
 	maxStreams  = 100
+	maxRequests = 1024
+	maxFrame    = 16 << 10  // the smallest there may be
+	streamRoom  = 64 << 10  // bytes received and not yet read: a whole body
+	connRoom    = 128 << 10 // the same of a connection, in place of the library's megabyte
 	maxHeader   = 16 << 10
 	maxBody     = 64 << 10
 	headerTime  = 3 * time.Second  // until a request's header is complete
@@ -53,6 +59,10 @@ type Options struct {
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// Handshakes bounds the TLS handshakes in progress; it may be changed at any time. Default 64.
 	Handshakes *atomic.Int64
+	// Requests bounds the requests under way in all connections; it may be changed at any time. Default 1024.
+	Requests *atomic.Int64
+	// Streams bounds those of one HTTP/2 connection. Default and most: 100.
+	Streams int
 	// Gate limits connections. Default: 4096 in all and 64 a source.
 	Gate listen.Gate
 	// FromProxy names the addresses whose connections must begin with a PROXY header, version 2. Default: none.
@@ -75,7 +85,8 @@ type Server struct {
 	config   *tls.Config // nil without TLS
 	http     *http.Server
 	conns    *handover
-	outs     sync.Pool // of *[]byte: responses being written
+	outs     sync.Pool    // of *[]byte: responses being written
+	underWay atomic.Int64 // requests
 
 	handshakes context.Context // ends when those in progress are to be given up
 	giveUp     context.CancelFunc
@@ -88,6 +99,13 @@ func New(o Options) *Server {
 	if o.Handshakes == nil {
 		o.Handshakes = new(atomic.Int64)
 		o.Handshakes.Store(handshakes)
+	}
+	if o.Requests == nil {
+		o.Requests = new(atomic.Int64)
+		o.Requests.Store(maxRequests)
+	}
+	if o.Streams == 0 {
+		o.Streams = maxStreams
 	}
 	if o.Gate == nil {
 		o.Gate = listen.NewConnections(4096, 64)
@@ -116,9 +134,12 @@ func New(o Options) *Server {
 		protocols.SetUnencryptedHTTP2(true)
 	}
 	s.http = &http.Server{
-		Handler:           s,
-		Protocols:         protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		Handler:   s,
+		Protocols: protocols,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: min(o.Streams, maxStreams), MaxReadFrameSize: maxFrame,
+			MaxReceiveBufferPerStream: streamRoom, MaxReceiveBufferPerConnection: connRoom,
+		},
 		MaxHeaderBytes:    maxHeader,
 		ReadHeaderTimeout: headerTime,
 		ReadTimeout:       bodyTime,

@@ -12,11 +12,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/http2"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/listen"
@@ -65,7 +68,7 @@ func (r rig) client(t *testing.T, version int) *http.Client {
 	p.SetUnencryptedHTTP2(version == 2 && r.config == nil)
 	tr := &http.Transport{
 		Protocols:       p,
-		TLSClientConfig: r.config,
+		TLSClientConfig: r.config.Clone(), // which the transport changes
 		DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, network, r.Addr().String())
@@ -331,6 +334,118 @@ func TestConnectionAndHandshakeLimits(t *testing.T) {
 	}
 	if r.Counters().Active.Load() != 0 || gate.Share() != 0 {
 		t.Errorf("%d active, share %v after the end", r.Counters().Active.Load(), gate.Share())
+	}
+}
+
+// Requests under way are bounded over all connections, whatever they wait for: their body, a desk, resolution.
+func TestRequestsUnderWay(t *testing.T) {
+	for version := 1; version <= 2; version++ {
+		t.Run(fmt.Sprint("HTTP/", version), func(t *testing.T) {
+			resolving := make(chan func(), 8)
+			h := &listentest.Handler{OnResolve: func(_ *query.Query, answer func()) { resolving <- answer }}
+			limit := new(atomic.Int64)
+			limit.Store(3)
+			r := start(t, true, Options{Handler: h, Requests: limit})
+			get := func() chan error {
+				c := r.client(t, version) // a connection of its own
+				done := make(chan error, 1)
+				go func() {
+					resp, err := c.Get(r.url("/dns-query?dns=" + param(listentest.Query(1, "miss.example."))))
+					if err == nil {
+						resp.Body.Close()
+						if resp.StatusCode != 200 {
+							err = errors.New(resp.Status)
+						}
+					}
+					done <- err
+				}()
+				return done
+			}
+			first, second := get(), get()
+			answers := []func(){<-resolving, <-resolving}
+			// The third is one whose body never comes to its end.
+			body, more := io.Pipe()
+			go func() {
+				resp, err := r.client(t, version).Post(r.url("/dns-query"), mediaType, body)
+				if err == nil {
+					resp.Body.Close()
+				}
+			}()
+			more.Write([]byte{0})
+			for r.underWay.Load() < 3 { // the client has taken the byte; the server need not have
+				runtime.Gosched()
+			}
+			if err := <-get(); err == nil {
+				t.Error("a fourth request was answered")
+			}
+			if n := r.Counters().Refused[query.RefuseBusy].Load(); n == 0 {
+				t.Error("it was not counted")
+			}
+			more.Close()
+			for r.underWay.Load() > 2 {
+				runtime.Gosched()
+			}
+			third := get()
+			for _, answer := range append(answers, <-resolving) {
+				answer()
+			}
+			for _, done := range []chan error{first, second, third} {
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// A client that has gone while its request waited costs nothing more.
+func TestClientGoneBeforeItsTurn(t *testing.T) {
+	h := new(listentest.Handler)
+	desks := listen.NewDesks(h, 1)
+	s := New(Options{Listener: closedListener{}, Handler: h, Desks: desks})
+	k := desks.Borrow()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "/dns-query?dns="+param(listentest.Query(1, "miss.example.")), nil))
+	}()
+	cancel()
+	<-done
+	desks.Return(k)
+	if n := h.Resolved.Load(); n != 0 {
+		t.Errorf("%d queries were resolved for nobody", n)
+	}
+}
+
+// What the server tells HTTP/2 clients bounds what they can make it hold.
+func TestSettings(t *testing.T) {
+	r := start(t, true, Options{Streams: 7})
+	config := r.config.Clone()
+	config.NextProtos, config.ServerName = []string{"h2"}, "dns.example"
+	c, err := tls.Dial("tcp", r.Addr().String(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	framer := http2.NewFramer(c, c)
+	if err := framer.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	f, err := framer.ReadFrame()
+	settings, ok := f.(*http2.SettingsFrame)
+	if err != nil || !ok {
+		t.Fatalf("%v %v", f, err)
+	}
+	for id, want := range map[http2.SettingID]uint32{
+		http2.SettingMaxConcurrentStreams: 7, http2.SettingMaxFrameSize: maxFrame, http2.SettingInitialWindowSize: streamRoom,
+	} {
+		if got, _ := settings.Value(id); got != want {
+			t.Errorf("%v is %d, want %d", id, got, want)
+		}
 	}
 }
 

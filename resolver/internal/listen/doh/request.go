@@ -12,6 +12,7 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/listen"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
@@ -24,6 +25,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "queries are taken at "+s.path, http.StatusNotFound)
 		return
 	}
+	defer s.underWay.Add(-1)
+	if s.underWay.Add(1) > max(s.opts.Requests.Load(), 1) {
+		s.counters.Refused[query.RefuseBusy].Add(1)
+		panic(http.ErrAbortHandler) // a response could wait for the client, and that is what there is no room for
+	}
 	wire, status, why := readQuery(w, r)
 	if status != 0 {
 		if status == http.StatusMethodNotAllowed {
@@ -33,7 +39,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	k := s.opts.Desks.Borrow()
+	ctx := r.Context()
+	var k *listen.Desk
+	select {
+	case k = <-s.opts.Desks:
+	case <-ctx.Done():
+		return // nobody waits any more
+	}
 	q := &k.Query
 	s.describe(q, r, device)
 	n, fault, resolve := k.Answer(wire)
@@ -55,11 +67,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	case resolve:
 		reply := make(chan []byte, 1)
-		s.opts.Handler.Resolve(own, func(response []byte) { reply <- bytes.Clone(response) })
+		s.opts.Handler.Resolve(own, func(response []byte) {
+			if ctx.Err() == nil {
+				reply <- bytes.Clone(response)
+			}
+		})
 		select {
 		case response = <-reply:
-		case <-r.Context().Done():
-			return // nobody waits any more
+		case <-ctx.Done():
+			return
 		}
 	}
 	if len(response) == 0 {
