@@ -90,7 +90,8 @@ func TestFailedCheck(t *testing.T) {
 	}
 	for _, part := range []string{
 		"alice got 0.0.0.0 for banner.ads.example. A from resolver-1 over UDP, and should get 198.18.10.2",
-		"line 3: ||ads.example^", "is an alias of collect.tracker.example", "line 2: @@||banner.ads.example^",
+		"list ads, line 3: ||ads.example^\n", "list ads, line 4: ||tracker.example^ (its alias collect.tracker.example)\n",
+		"user rule, line 2: @@||banner.ads.example^\n",
 	} {
 		if !strings.Contains(out, part) {
 			t.Errorf("%q is not in\n%s", part, out)

@@ -13,7 +13,7 @@ import (
 
 	"github.com/miekg/dns"
 
-	"github.com/sluice-dns/sluice/resolver"
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 )
 
 // A result is a line of "sluice demo --json".
@@ -68,7 +68,7 @@ func (p *printer) system(s *system, took time.Duration) {
 	p.printf("\nStarted in %.1f s: the list and both users came to the resolvers from the service.\n", took.Seconds())
 }
 
-// A look is a row of the table of answers: what each user got, and why.
+// A look is a row of the table of answers: what each user got, and why alice did.
 type look struct {
 	name       string
 	alice, bob string
@@ -77,78 +77,68 @@ type look struct {
 
 // tour asks resolver-1 for names that show what settings do.
 func (s *system) tour(ctx context.Context) (looks []look) {
-	for _, x := range []struct{ name, note string }{
-		{"www.shop.example.", ""},
-		{"www.ads.example.", ""},
-		{"banner.ads.example.", ""},
-		{"metrics.tracker.example.", ""},
-		{"stats.shop.example.", ""},
-		{"www.google.com.", "policy " + policyID + ": safe search at Google"},
-		{"nas.home.arpa.", "alice's rewrite: " + aliceRewrite},
+	for _, name := range []string{
+		"www.shop.example.", "www.ads.example.", "banner.ads.example.", "metrics.tracker.example.", "stats.shop.example.",
+		"www.google.com.", "nas.home.arpa.",
 	} {
-		l := look{name: strings.TrimSuffix(x.name, "."), why: x.note}
+		l := look{name: strings.TrimSuffix(name, ".")}
+		alias := "" // where the name leads for bob
 		for _, c := range []struct {
 			client
 			to *string
 		}{{alice, &l.alice}, {bob, &l.bob}} {
-			m, err := s.ask(ctx, s.nodes[0], c.client, udp, host(x.name))
+			m, err := s.ask(ctx, s.nodes[0], c.client, udp, host(name))
 			if err != nil {
-				*c.to, l.why = "no answer", err.Error()
+				*c.to = "no answer"
 				continue
 			}
 			r := replyOf(m)
-			*c.to = r.String()
-			if r.code >= 0 {
-				*c.to = "blocked: " + r.String()
-				l.why = s.why(x.name, r)
+			if *c.to = r.String(); r.code >= 0 {
+				*c.to = "blocked: " + *c.to
+			}
+			for _, rr := range m.Answer {
+				if cname, ok := rr.(*dns.CNAME); ok && c.client == bob {
+					alias = cname.Target
+				}
 			}
 		}
-		if l.why == "" {
-			l.why = s.notBlocked(x.name)
+		if l.why = s.nodes[0].explain(ctx, alice, name); strings.HasPrefix(l.alice, "blocked") && alias != "" {
+			l.why += " (its alias " + strings.TrimSuffix(alias, ".") + ")"
 		}
 		looks = append(looks, l)
 	}
 	return looks
 }
 
-// why tells what blocked a name: the list that the extended error of the response names, and the rule of it
-// that the name meets, or else the end of its aliases.
-func (s *system) why(name string, r reply) string {
-	names := []string{name}
-	if is, err := s.zoneData(host(name)); err == nil {
-		for _, line := range is.answer {
-			if f := strings.Fields(line); f[1] == "CNAME" {
-				names = append(names, f[2])
-			}
-		}
+// explain asks a resolver why it answers a user as it does: the step that decided.
+func (p *process) explain(ctx context.Context, c client, name string) string {
+	got, err := adminv1.NewResolverServiceClient(p.admin).Explain(ctx, &adminv1.ExplainRequest{Target: c.name, Name: name})
+	if err != nil {
+		return "not explained: " + err.Error()
 	}
-	for i, n := range names {
-		j, err := s.list.Judge(n, "A", resolver.JudgedBy{})
-		if err != nil || j.Verdict != "blocked" {
+	why := "nothing applies"
+	for _, step := range got.Steps {
+		if step.Verdict == "none" || step.Step == "redirect" { // that is what comes of the step before
 			continue
 		}
-		why := fmt.Sprintf("%s, line %d: %s", r.why, j.Line, j.Rule)
-		if i > 0 {
-			why = "is an alias of " + strings.TrimSuffix(n, ".") + "; " + why
+		if why = step.Step; step.List != "" {
+			why += " " + step.List
 		}
-		return why
+		switch {
+		case step.Rule != "":
+			why += fmt.Sprintf(", line %d: %s", step.Line, step.Rule)
+		case step.Detail != "" && step.Detail != step.Step:
+			why += ": " + step.Detail
+		}
 	}
-	return r.why
-}
-
-// notBlocked tells why nothing blocks a name.
-func (s *system) notBlocked(name string) string {
-	if j, err := s.own.Judge(name, "A", resolver.JudgedBy{}); err == nil && j.Verdict == "allowed" {
-		return fmt.Sprintf("alice's own rule, line %d: %s", j.Line, j.Rule)
-	}
-	return "no rule meets it"
+	return why
 }
 
 // answers shows who got what.
 func (p *printer) answers(looks []look) {
 	p.printf("\nThe same names, asked by both from resolver-1 and its one cache:\n\n")
 	p.table(func(w io.Writer) {
-		fmt.Fprintf(w, "  NAME\tALICE GETS\tBOB GETS\tWHY\n")
+		fmt.Fprintf(w, "  NAME\tALICE GETS\tBOB GETS\tWHY ALICE\n")
 		for _, l := range looks {
 			fmt.Fprintf(w, "  %s\t%s\t%s\t%s\n", l.name, l.alice, l.bob, l.why)
 		}
@@ -203,10 +193,12 @@ func (s *system) pasteLines() string {
 	m.Id = 0
 	wire, _ := m.Pack() // a fixed question
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nServing until interrupted (Ctrl-C). The service's operators find it at %s; the authority of the\ncertificates is %s.\n", s.service.operators, s.caFile)
+	fmt.Fprintf(&b, "\nServing until interrupted (Ctrl-C), with certificates of the authority in %s:\n\n", s.caFile)
 	for _, n := range s.nodes {
-		fmt.Fprintf(&b, "  %s  UDP and TCP %v, DoT %v, DoH %v\n", n.name, n.addr(udp), n.addr(dot), n.addr(doh1))
+		fmt.Fprintf(&b, "  %s  UDP and TCP %v, DoT %v, DoH %v, admin %s\n", n.name, n.addr(udp), n.addr(dot), n.addr(doh1), n.adminAddr())
 	}
+	fmt.Fprintf(&b, "  service     admin %s\n", s.service.operators)
+	fmt.Fprintf(&b, "\nAs the operator:\n  sluicectl --service %s --resolver %s explain alice www.ads.example\n", s.service.operators, p.adminAddr())
 	for _, c := range []client{alice, bob} {
 		device := c.device + "." + serverName
 		fmt.Fprintf(&b, "\nAs %s:\n", c.name)

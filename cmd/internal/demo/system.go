@@ -13,6 +13,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
 	"github.com/sluice-dns/sluice/cmd/internal/config"
 	"github.com/sluice-dns/sluice/cmd/internal/node"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
@@ -55,9 +58,7 @@ type system struct {
 	port     uint16 // of all its servers
 	service  *service
 	nodes    []*process
-	list     *resolver.Judge // tells which rule of the list a name meets
-	own      *resolver.Judge // the same of alice's own rules
-	resent   atomic.Int64    // queries that a client sent again
+	resent   atomic.Int64 // queries that a client sent again
 
 	caFile string
 	roots  *x509.CertPool
@@ -122,11 +123,7 @@ func (s *system) writeFiles() (err error) {
 			return err
 		}
 	}
-	if s.list, _, err = resolver.NewJudge([]resolver.ListFile{{Name: listID, Text: []byte(listText)}}); err != nil {
-		return err
-	}
-	s.own, _, err = resolver.NewJudge([]resolver.ListFile{{Name: "own", Text: []byte(aliceRules)}})
-	return err
+	return nil
 }
 
 // config is the configuration of one resolver: that of an operator whose Internet is on one port of loopback.
@@ -147,7 +144,7 @@ func (s *system) config(name string) *config.Sluice {
 	c.DNSSEC.TrustAnchorUpdates, c.DNSSEC.TrustAnchorSignalling = false, false
 	c.Cache.Size = 32 << 20
 	c.Users.Services = []config.Endpoint{{Network: "tcp", Address: s.service.resolvers}}
-	c.Admin.Listen, c.HTTP.Listen = config.Endpoint{}, config.Endpoint{}
+	c.Admin.Listen, c.HTTP.Listen = config.Endpoint{Network: "tcp", Address: "127.0.0.1:0"}, config.Endpoint{}
 	return c
 }
 
@@ -235,7 +232,8 @@ type process struct {
 	version string
 	log     *slog.Logger
 
-	node  *node.Node // nil while stopped
+	node  *node.Node       // nil while stopped
+	admin *grpc.ClientConn // the operator's
 	end   context.CancelFunc
 	ended chan error
 }
@@ -251,6 +249,9 @@ func (p *process) start() error {
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", p.name, err)
 	}
+	if p.admin, err = grpc.NewClient("passthrough:///"+n.AdminAddr(), grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+		return errors.Join(err, n.Close())
+	}
 	ctx, end := context.WithCancel(context.Background())
 	p.node, p.end, p.ended = n, end, make(chan error, 1)
 	go func() { p.ended <- n.Run(ctx) }()
@@ -263,8 +264,7 @@ func (p *process) stop() error {
 		return nil
 	}
 	p.end()
-	err := <-p.ended
-	err = errors.Join(err, p.node.Close())
+	err := errors.Join(<-p.ended, p.admin.Close(), p.node.Close())
 	p.node = nil
 	return err
 }
@@ -275,6 +275,14 @@ func (p *process) revision() uint64 {
 		return 0
 	}
 	return p.node.Users().Dataset(usercache.Users).Status().Revision
+}
+
+// adminAddr is where its operators find it; "" while it is stopped.
+func (p *process) adminAddr() string {
+	if p.node == nil {
+		return ""
+	}
+	return p.node.AdminAddr()
 }
 
 // root is the digest of the users it serves.
