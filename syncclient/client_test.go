@@ -80,7 +80,8 @@ func (r *rig) restart() { r.stop(); r.start() }
 // until waits until something is so, at most for a time of the bubble's.
 func (r *rig) until(what string, limit time.Duration, so func() bool) {
 	r.t.Helper()
-	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+	begun := time.Now()
+	for end := begun.Add(limit); ; time.Sleep(10*time.Millisecond + min(time.Since(begun)/10, time.Second)) {
 		synctest.Wait()
 		if so() {
 			return
