@@ -47,8 +47,14 @@ func TestUDPHitAllocatesNothing(t *testing.T) {
 	for range 5 {
 		ask() // cold, then warm, then hot
 	}
-	if a := testing.AllocsPerRun(2000, ask); a != 0 {
-		t.Errorf("%v allocations for a hit", a)
+	// What a young resolver does beside (its first checkpoint, say) would count too: a hit that allocates does so
+	// in every round.
+	least := testing.AllocsPerRun(500, ask)
+	for range 20 {
+		least = min(least, testing.AllocsPerRun(500, ask))
+	}
+	if least != 0 {
+		t.Errorf("%v allocations for a hit", least)
 	}
 	r := new(dns.Msg)
 	if err := r.Unpack(buf[:n]); err != nil || len(r.Answer) < 3 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +40,7 @@ func greedy() {
 			b[i] = 1
 		}
 		all = append(all, b)
+		runtime.KeepAlive(all)
 	}
 }
 

@@ -102,9 +102,8 @@ type Policy struct {
 	o     Options
 	state atomic.Pointer[state]
 
-	mu      sync.Mutex // guards shared
-	shared  map[[32]byte]sharedMatcher
-	sweepAt int
+	mu     sync.Mutex // guards shared
+	shared map[[32]byte]sharedMatcher
 }
 
 // New returns a Policy of the catalogue as it is.

@@ -224,7 +224,8 @@ func TestReadMessageRefuses(t *testing.T) {
 
 func TestTreeSpends(t *testing.T) {
 	tree := NewTree(0, Budget{Queries: 2, FailedValidations: 1})
-	if tree.Query() != nil || tree.Query() != nil || !errors.Is(tree.Query(), ErrLimit) || tree.Left() != 0 {
+	first, second := tree.Query(), tree.Query()
+	if first != nil || second != nil || !errors.Is(tree.Query(), ErrLimit) || tree.Left() != 0 {
 		t.Error("the third query was not refused")
 	}
 	if tree.FailedValidation() != nil || !errors.Is(tree.FailedValidation(), ErrLimit) {
