@@ -190,6 +190,9 @@ func TestSnapshotHostile(t *testing.T) {
 			} else {
 				t.Log(r.Faults[0])
 			}
+			if name != "text" && name != "all pages one" && name != "greedy" {
+				return // a child takes a second under the race detector
+			}
 			status, out, errs := sluice(t, "snapshot", "repair", path)
 			if status != 3 || errs != "" {
 				t.Errorf("repair: exit status %d\n%s%s", status, out, errs)
