@@ -74,6 +74,27 @@ func (g *Connections) Share() float64 {
 	return min(float64(g.all.Load())/float64(max(g.Max.Load(), 1)), 1)
 }
 
+// Unread bounds the bytes of answers that connections hold, all together, because their clients have not read
+// what was written before: an answer is many times as long as the query it takes to have it, so that a few
+// bytes from each of many clients would fill the memory. Max may be changed at any time.
+type Unread struct {
+	Max atomic.Int64
+	all atomic.Int64
+}
+
+// NewUnread returns a bound of so many bytes.
+func NewUnread(limit int64) *Unread {
+	u := new(Unread)
+	u.Max.Store(limit)
+	return u
+}
+
+// Add counts n bytes more, or less, and reports whether all are within the bound.
+func (u *Unread) Add(n int) bool { return u.all.Add(int64(n)) <= u.Max.Load() }
+
+// Bytes returns how many there are.
+func (u *Unread) Bytes() int64 { return u.all.Load() }
+
 func sourceKey(a netip.Addr) netip.Addr {
 	a = a.Unmap().WithZone("")
 	if a.Is6() {

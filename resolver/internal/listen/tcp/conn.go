@@ -50,6 +50,7 @@ type conn struct {
 	pending int        // queries being resolved
 	writing bool       // someone writes
 	queue   []byte     // framed answers to be written by them
+	held    int        // bytes of the queue and of what is being written
 	broken  bool       // writing failed or the connection was aborted
 }
 
@@ -313,12 +314,24 @@ func (c *conn) begin() (full bool) {
 
 // reply takes the response to a query that was resolved.
 func (c *conn) reply(response []byte) {
+	if !c.take(response) {
+		c.s.counters.TimedOut.Add(1)
+		c.abort()
+	}
+}
+
+// take puts a response into the queue and sees to it that somebody writes. It returns false if there is no
+// room for it.
+func (c *conn) take(response []byte) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pending--
 	c.changed.Broadcast()
 	if response == nil || c.broken {
-		return
+		return true
+	}
+	if !c.hold(2 + len(response)) {
+		return false
 	}
 	c.queue = appendFrame(c.queue, response)
 	if !c.writing {
@@ -327,21 +340,47 @@ func (c *conn) reply(response []byte) {
 		c.writing = true
 		go c.writeQueue()
 	}
+	return true
+}
+
+// hold counts n bytes of answers more. It refuses if all connections hold too many and this one's client is
+// among those who do not read; others go on. c.mu is held.
+func (c *conn) hold(n int) bool {
+	if !c.s.opts.Unread.Add(n) && c.held >= writeSize {
+		c.s.opts.Unread.Add(-n)
+		return false
+	}
+	c.held += n
+	return true
+}
+
+// letGo counts n bytes less. c.mu is held.
+func (c *conn) letGo(n int) {
+	c.held -= n
+	c.s.opts.Unread.Add(-n)
 }
 
 // send writes framed answers, or lets the present writer do it.
 func (c *conn) send(b []byte) {
 	c.mu.Lock()
-	if c.writing {
-		if !c.broken {
+	room := c.broken || c.hold(len(b))
+	if c.broken || !room || c.writing {
+		if !c.broken && room {
 			c.queue = append(c.queue, b...)
 		}
 		c.mu.Unlock()
+		if !room {
+			c.s.counters.TimedOut.Add(1)
+			c.abort()
+		}
 		return
 	}
 	c.writing = true
 	c.mu.Unlock()
 	c.write(b)
+	c.mu.Lock()
+	c.letGo(len(b))
+	c.mu.Unlock()
 	c.writeQueue()
 }
 
@@ -355,6 +394,7 @@ func (c *conn) writeQueue() {
 		c.mu.Unlock()
 		c.write(b)
 		c.mu.Lock()
+		c.letGo(len(b))
 	}
 	c.writing = false
 	c.changed.Broadcast()
@@ -375,6 +415,7 @@ func (c *conn) write(b []byte) {
 func (c *conn) abort() {
 	c.mu.Lock()
 	c.broken = true
+	c.letGo(len(c.queue))
 	c.queue = nil
 	c.changed.Broadcast()
 	c.mu.Unlock()

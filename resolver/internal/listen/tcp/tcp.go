@@ -10,8 +10,9 @@
 //
 // Connections end: when the client has closed its side and has its answers; FirstByte after the start without
 // a byte; Frame after a message began that is not complete; when idle for Idle, which shrinks to a tenth as
-// the gate fills; when answers cannot be written for WriteBlocked; for a message longer than MaxQuery, or one
-// that is no query. Metrics count them.
+// the gate fills; when answers cannot be written for WriteBlocked, or at once when the answers that all
+// connections hold exceed Unread and this one's client leaves more than writeSize bytes unread; for a message
+// longer than MaxQuery, or one that is no query. Metrics count them.
 package tcp
 
 import (
@@ -55,6 +56,8 @@ type Options struct {
 	// Depth bounds how many queries of one connection are resolved at a time, pipelining; it may be changed
 	// at any time. Default 64.
 	Depth *atomic.Int64
+	// Unread bounds the answers that wait for clients to read, in all connections. Default 64 MiB.
+	Unread *listen.Unread
 	// Desks are lent to connections while they have something to do. Default: as many as processors.
 	Desks listen.Desks
 	// Drain is how long connections may take to get their answers once the context has ended. Default 5 s.
@@ -90,6 +93,9 @@ func New(o Options) *Server {
 	if o.Depth == nil {
 		o.Depth = new(atomic.Int64)
 		o.Depth.Store(DefaultDepth)
+	}
+	if o.Unread == nil {
+		o.Unread = listen.NewUnread(64 << 20)
 	}
 	if o.Desks == nil {
 		o.Desks = listen.NewDesks(o.Handler, 0)

@@ -393,6 +393,64 @@ func TestPeerThatDoesNotRead(t *testing.T) {
 	}
 }
 
+// largest resolves every "miss" to the largest answer there can be.
+type largest struct{ listentest.Handler }
+
+func (h *largest) Resolve(_ *query.Query, reply func([]byte)) {
+	reply(make([]byte, dnswire.MaxMessage))
+}
+
+// Answers that clients do not read are bounded over all connections, whether they were answered inline or
+// resolved; clients that read, and those that ask little, do not suffer from those that do not.
+func TestUnreadAnswersAreBounded(t *testing.T) {
+	for _, label := range []string{"miss.example.", "big.example."} {
+		unread := listen.NewUnread(256 << 10)
+		simulated(t, Options{Handler: new(largest), Unread: unread}, func(t *testing.T, r rig) {
+			const clients = 30
+			var queries [][]byte
+			for i := range 40 {
+				queries = append(queries, listentest.Query(uint16(i), label))
+			}
+			var conns []net.Conn
+			for range clients {
+				c := r.dial()
+				write(t, c, frames(queries...))
+				conns = append(conns, c)
+			}
+			synctest.Wait()
+			held := 0
+			for _, c := range r.all() {
+				c.mu.Lock()
+				held += len(c.queue)
+				c.mu.Unlock()
+			}
+			// What one connection may hold regardless: less than writeSize, and one answer or batch more.
+			if most := 256<<10 + clients*(2*writeSize+dnswire.MaxMessage); held > most || unread.Bytes() > int64(most) {
+				t.Errorf("%s: %d bytes in queues, %d counted, of at most %d", label, held, unread.Bytes(), most)
+			}
+			// Who is answered inline waits for its own writes, and is no danger.
+			if cut := r.Counters().TimedOut.Load() != 0; cut != (label[0] == 'm') {
+				t.Errorf("%s: clients were cut off: %v", label, cut)
+			}
+			good := r.dial()
+			for i := range 40 {
+				write(t, good, frames(listentest.Query(uint16(i), "hit.example.")))
+				readFrame(t, good)
+			}
+			big := r.dial()
+			write(t, big, frames(listentest.Query(1, "miss.example.")))
+			readFrame(t, big)
+			for _, c := range append(conns, good, big) {
+				c.Close()
+			}
+			synctest.Wait()
+			if n := unread.Bytes(); n != 0 {
+				t.Errorf("%s: %d bytes are held by nobody", label, n)
+			}
+		})
+	}
+}
+
 func TestConnectionLimits(t *testing.T) {
 	g := listen.NewConnections(3, 2)
 	real(t, Options{Gate: g}, func(t *testing.T, r rig) {
