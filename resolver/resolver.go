@@ -248,8 +248,9 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 		r.named = append(r.named, namedListener{name: listenerName(t, i), conns: c})
 	}
 	desks := listen.NewDesks(r.path, int(r.o.Limits.Value(limits.Workers)))
+	unread := listen.NewUnread(r.o.Limits.Value(limits.Buffers))
 	common := func(n net.Listener, transport query.Transport) tcp.Options {
-		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Desks: desks, FromProxy: fromProxy}
+		return tcp.Options{Listener: n, Handler: r.path, Gate: live.gates[transport], Depth: &live.depth, Unread: unread, Desks: desks, FromProxy: fromProxy}
 	}
 	for i, n := range l.TCP {
 		s := tcp.New(common(n, query.TCP))
@@ -334,6 +335,12 @@ func (r *Resolver) BlobArrived() {
 	case r.changed <- struct{}{}:
 	default:
 	}
+}
+
+// ListsPresent reports whether the bytes of all catalogue lists are here and compiled.
+func (r *Resolver) ListsPresent() bool {
+	present, _ := r.policy.Serving()
+	return present
 }
 
 // directory is what package identify needs to know of the users.

@@ -15,6 +15,7 @@ import (
 	"github.com/sluice-dns/sluice/cmd/internal/config"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver"
+	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/syncclient"
 	"github.com/sluice-dns/sluice/usercache"
 )
@@ -175,6 +176,9 @@ func (n *Node) readiness() resolver.Readiness {
 	if s.State == syncclient.Cold {
 		r.Reasons = append(r.Reasons, "cold")
 	}
+	if n.listsAwaited() {
+		r.Reasons = append(r.Reasons, "lists")
+	}
 	if n.control != nil && n.control.draining.Load() {
 		r.Draining = true
 		r.Reasons = append(r.Reasons, "draining")
@@ -185,3 +189,19 @@ func (n *Node) readiness() resolver.Readiness {
 
 // AdminAddr is where the admin service listens; "" when it is off.
 func (n *Node) AdminAddr() string { return n.control.adminAddr }
+
+// listsWait is how long a young node is held back for want of the bytes of a list: until they are here, users
+// of the list would get what it blocks. A list that never comes must not keep a node out for ever.
+const listsWait = 30 * time.Second
+
+// listsAwaited reports whether the node has not yet had all lists since it started.
+func (n *Node) listsAwaited() bool {
+	if n.listsSeen.Load() || n.resolver == nil {
+		return false
+	}
+	if n.resolver.ListsPresent() || clock.Elapsed().Sub(n.started) > listsWait {
+		n.listsSeen.Store(true)
+		return false
+	}
+	return true
+}

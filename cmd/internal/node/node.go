@@ -24,6 +24,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
@@ -67,6 +69,9 @@ type Node struct {
 	registry *prometheus.Registry
 	queries  *queryLog
 
+	started   clock.Instant
+	listsSeen atomic.Bool // all lists were here once, or are no longer waited for
+
 	cancel  context.CancelFunc // of what Start started
 	waits   []func()
 	closing sync.Once
@@ -74,7 +79,7 @@ type Node struct {
 
 // Start builds a node. The caller closes it.
 func Start(c *config.Sluice, o Options) (_ *Node, err error) {
-	n := &Node{o: o, config: c, log: o.Logger}
+	n := &Node{o: o, config: c, log: o.Logger, started: clock.Elapsed()}
 	var ctx context.Context
 	ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -361,9 +366,14 @@ func (n *Node) followSync(ctx context.Context) {
 			said = "serving"
 			n.log.Info("serving", append(n.sockets.attrs(n), "reasons", strings.Join(ready.Reasons, ","))...)
 		}
+		var again <-chan time.Time
+		if said != "ready" {
+			again = time.After(100 * time.Millisecond) // compiling a list tells nobody when it ends
+		}
 		select {
 		case <-ctx.Done():
 			return
+		case <-again:
 		case <-changed:
 			n.resolver.BlobArrived()
 		}
