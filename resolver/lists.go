@@ -24,8 +24,14 @@ func CheckList(text []byte) (ListReport, error) {
 	return rep, nil
 }
 
-// CheckRules is CheckList for a user's own rules, who may block the world if he likes.
-func CheckRules(text []byte) ListReport {
+// CheckRules is CheckList for a user's own rules, who may block the world if he likes. A text that makes the
+// compiler panic is no list at all.
+func CheckRules(text []byte) (rep ListReport) {
+	defer func() {
+		if v := recover(); v != nil {
+			rep = ListReport{NotAList: fmt.Sprintf("the rule compiler panicked on it, please report it: %v", v)}
+		}
+	}()
 	return rulelist.ParseString(string(text), func(*rulelist.Rule) {})
 }
 

@@ -1,7 +1,9 @@
 package filter
 
 import (
+	"fmt"
 	"io"
+	"runtime/debug"
 	"strings"
 	"sync/atomic"
 
@@ -80,13 +82,20 @@ type Builder struct {
 func NewBuilder(key *dnsname.Key) *Builder { return &Builder{key: key} }
 
 // Add compiles a list under a number below MaxLists; it replaces the list of that number in the Matcher that
-// Build is given. A number can be added once. The error is the reader's; the list then counts as not added.
-func (b *Builder) Add(list int, r io.Reader) (rulelist.Report, error) {
+// Build is given. A number can be added once. The error is the reader's, or says that the text made the
+// compiler panic, which one list must not do to all users; the list then counts as not added.
+func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	if list < 0 || list >= MaxLists || b.changed.Has(list) {
 		panic("filter: list number out of range or given twice")
 	}
 	postings, complex := len(b.table), len(b.complex)
-	rep, err := rulelist.Parse(r, rulelist.Options{}, func(r *rulelist.Rule) {
+	defer func() {
+		if v := recover(); v != nil {
+			b.table, b.complex = b.table[:postings], b.complex[:complex]
+			err = fmt.Errorf("the rule compiler panicked, please report the list: %v\n%s", v, debug.Stack())
+		}
+	}()
+	rep, err = rulelist.Parse(r, rulelist.Options{}, func(r *rulelist.Rule) {
 		if r.Form < rulelist.Simple && r.Mods == nil {
 			h := b.key.Hash(r.Name)
 			b.table = append(b.table, posting{max(h, 1), uint64(kindOf(r))<<41 | uint64(list)<<32 | uint64(r.Line)})

@@ -59,10 +59,10 @@ scan:
 			z.parens = max(0, z.parens-1)
 		}
 	}
-	if begun > 0 || len(trim(text)) == 0 {
-		return // inside a record of several lines, which only SOA is in practice
-	}
 	f := strings.Fields(string(text))
+	if begun > 0 || len(f) == 0 {
+		return // blank, or inside a record of several lines, which only SOA is in practice
+	}
 	switch strings.ToUpper(f[0]) {
 	case "$ORIGIN":
 		if len(f) > 1 {
@@ -87,6 +87,9 @@ scan:
 // zoneRecord reads a line of a policy zone outside of what is known to be one; it reports whether it was one.
 func (p *parser) zoneRecord(text []byte) bool {
 	f := strings.Fields(string(text))
+	if len(f) == 0 {
+		return false
+	}
 	rest := skipClass(f[1:])
 	if len(rest) != 2 || !strings.EqualFold(rest[0], "CNAME") || strings.ContainsAny(f[0], "|^$/") {
 		return false
