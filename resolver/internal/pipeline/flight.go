@@ -257,7 +257,7 @@ func (p *Pipeline) end(w *waiter, have *fetched) {
 	space := spaces.Get().(*space)
 	defer spaces.Put(space)
 	w.q.Scratch = &space.scratch
-	oc, n, after := p.step(w.q, now, have, space.out[:])
+	oc, n, after := p.rescuedStep(w.q, now, have, space.out[:])
 	w.q.Scratch = nil
 	switch oc {
 	case need:
@@ -267,6 +267,17 @@ func (p *Pipeline) end(w *waiter, have *fetched) {
 		n = 0
 	}
 	p.respond(w, space.out[:n], after)
+}
+
+// rescuedStep is step; a panic below is counted and logged, and its query gets no response.
+func (p *Pipeline) rescuedStep(q *query.Query, now clock.Instant, have *fetched, out []byte) (oc outcome, n int, after query.After) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.recovered(q.Question, v)
+			oc, n, after = silent, 0, 0
+		}
+	}()
+	return p.step(q, now, have, out)
 }
 
 // A space is what a waiting query needs once it goes on.

@@ -234,7 +234,14 @@ const (
 )
 
 // TryNow answers q from what is at hand. See listen.Handler.
-func (p *Pipeline) TryNow(w *query.Worker, q *query.Query, out []byte) (int, query.After) {
+func (p *Pipeline) TryNow(w *query.Worker, q *query.Query, out []byte) (n int, after query.After) {
+	defer func() {
+		if v := recover(); v != nil { // one query that breaks a stage must not take all others with it
+			p.recovered(q.Question, v)
+			query.Inc(&w.Counters.Dropped)
+			n, after = 0, 0
+		}
+	}()
 	if q.Scratch == nil {
 		q.Scratch = &w.Scratch
 	}

@@ -464,6 +464,36 @@ func TestPanicsAreCountedAndAnswered(t *testing.T) {
 	}
 }
 
+// A stage that panics costs the query that made it, inline and behind a flight.
+func TestPanicsOfStages(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &stages{}
+	s.question = func(q *query.Query) query.Verdict {
+		if q.Question.Name == dnsname.MustParse("bad.example.") {
+			panic("question")
+		}
+		return query.Verdict{}
+	}
+	s.answer = func(q *query.Query, _ *query.Answer, _ query.Verdict) query.Verdict {
+		if q.Question.Name == dnsname.MustParse("worse.example.") {
+			panic("answer")
+		}
+		return query.Verdict{}
+	}
+	p := start(t, ctx, s, Options{})
+	w := p.NewWorker()
+	for i, name := range []string{"bad.example.", "worse.example."} {
+		if got := brief(ask(t, p, w, name, nil)); got != "silence" || p.Panics() != int64(i+1) {
+			t.Errorf("%s: %s, %d panics", name, got, p.Panics())
+		}
+	}
+	if got := brief(ask(t, p, w, "good.example.", nil)); got != "NOERROR A=192.0.2.1" {
+		t.Errorf("after them: %s", got)
+	}
+	cancel()
+	p.Close()
+}
+
 func TestRewritingWithoutEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &stages{question: func(q *query.Query) query.Verdict {
