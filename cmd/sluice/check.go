@@ -7,8 +7,24 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
+	"github.com/sluice-dns/sluice/cmd/internal/node"
 	"github.com/sluice-dns/sluice/resolver"
 )
+
+// load reads a configuration and judges it by this machine and this version: what it finds no fault with, run
+// can serve.
+func load(file string) (*config.Sluice, []config.Fault, error) {
+	cfg, faults := config.Load(file)
+	if len(faults) > 0 {
+		return nil, faults, nil
+	}
+	m, err := resolver.ReadMachine(os.DirFS("/"))
+	if err != nil {
+		return nil, nil, exit(exitFailure, err)
+	}
+	_, faults = limitsFor(m, cfg)
+	return cfg, append(faults, node.Unserved(cfg)...), nil
+}
 
 func checkCommand() *cobra.Command {
 	var file string
@@ -22,16 +38,9 @@ func checkCommand() *cobra.Command {
 The limits are judged against this machine. Exit status 0 without a fault, else 2.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, faults := config.Load(file)
-			if len(faults) == 0 {
-				m, err := resolver.ReadMachine(os.DirFS("/"))
-				if err != nil {
-					return exit(exitFailure, err)
-				}
-				_, faults = limitsFor(m, cfg)
-			}
-			if len(faults) == 0 {
-				return nil
+			_, faults, err := load(file)
+			if err != nil || len(faults) == 0 {
+				return err
 			}
 			// The faults are what was asked for, hence standard output.
 			for _, f := range faults {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
 	"github.com/sluice-dns/sluice/cmd/internal/node"
-	"github.com/sluice-dns/sluice/resolver"
 )
 
 func runCommand() *cobra.Command {
@@ -23,13 +22,9 @@ func runCommand() *cobra.Command {
 		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reloads certificates",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, faults := config.Load(file)
-			if len(faults) == 0 {
-				m, err := resolver.ReadMachine(os.DirFS("/"))
-				if err != nil {
-					return exit(exitFailure, err)
-				}
-				_, faults = limitsFor(m, cfg)
+			cfg, faults, err := load(file)
+			if err != nil {
+				return err
 			}
 			if len(faults) > 0 {
 				for _, f := range faults {

@@ -40,9 +40,6 @@ func newControl(n *Node) (_ *control, err error) {
 	if c.http, c.httpAddr, err = listenEndpoint(n.config.HTTP.Listen); err != nil {
 		return nil, fmt.Errorf("http.listen: %w", err)
 	}
-	if e := n.config.Admin.Listen; !e.Off() && !e.Local() {
-		return nil, fmt.Errorf("admin.listen: %s: this version offers the admin service on loopback or a unix socket; use one", e)
-	}
 	if c.admin, c.adminAddr, err = listenEndpoint(n.config.Admin.Listen); err != nil {
 		return nil, fmt.Errorf("admin.listen: %w", err)
 	}

@@ -79,7 +79,13 @@ type Node struct {
 
 // Start builds a node. The caller closes it.
 func Start(c *config.Sluice, o Options) (_ *Node, err error) {
+	if f := Unserved(c); len(f) > 0 {
+		return nil, errors.New(f[0].String())
+	}
 	n := &Node{o: o, config: c, log: o.Logger, started: clock.Elapsed()}
+	if c.DNSSEC.Validate {
+		n.log.Warn("dnssec.validate: this version does not validate; answers are served as Indeterminate, AD is never set")
+	}
 	var ctx context.Context
 	ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -303,9 +309,6 @@ func zonesOf(c *config.Sluice) (zones []resolver.Zone, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("stub_zones: %w", err)
 		}
-		if s.View != "" {
-			return nil, fmt.Errorf("stub_zones %s: views are not served by this version; leave view empty", s.Name)
-		}
 		zones = append(zones, resolver.Zone{Name: name, Servers: s.Addresses})
 	}
 	for _, f := range c.ForwardZones {
@@ -313,14 +316,8 @@ func zonesOf(c *config.Sluice) (zones []resolver.Zone, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("forward_zones: %w", err)
 		}
-		if f.View != "" || f.Strategy != config.Fastest {
-			return nil, fmt.Errorf("forward_zones %s: this version has the strategy \"fastest\" without views; use that", f.Name)
-		}
 		z := resolver.Zone{Name: name, Forward: true, First: f.First}
 		for _, u := range f.Upstreams {
-			if u.URL.Scheme != "udp" && u.URL.Scheme != "tcp" || !u.URL.Addr.IsValid() || u.Role != config.Primary {
-				return nil, fmt.Errorf("forward_zones %s: upstream %s: this version asks primaries by udp://ADDRESS; use that", f.Name, u.URL.Text)
-			}
 			z.Servers = append(z.Servers, u.URL.Addr)
 		}
 		zones = append(zones, z)

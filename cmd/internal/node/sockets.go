@@ -35,9 +35,6 @@ const rcvbuf = 4 << 20
 // open opens every address of the configuration. With UDP, each address gets as many sockets as workers.
 func (s *sockets) open(c *config.Listen, l *resolver.LiveLimits) error {
 	s.addrs = make(map[string][]netip.AddrPort)
-	if len(c.DoQ) > 0 || c.HTTP3 {
-		return errors.New("listen.doq, listen.http3: this version serves no QUIC; remove them")
-	}
 	workers := int(l.Value(resolver.LimitWorkers))
 	for _, a := range c.UDP {
 		at := a

@@ -36,10 +36,6 @@ func openStandalone(c *config.Sluice, o Options, log *slog.Logger) (*standalone,
 		return nil, fmt.Errorf("standalone service: %w", err)
 	}
 	s := &standalone{service: svc, pipe: bufconn.Listen(1 << 20)}
-	if e := c.Users.ServiceListen; !e.Off() && !e.Local() {
-		svc.Close()
-		return nil, fmt.Errorf("users.service_listen: %s: without TLS the service of a standalone resolver listens on loopback or a unix socket", e)
-	}
 	if s.listen, s.addr, err = listenEndpoint(c.Users.ServiceListen); err != nil {
 		svc.Close()
 		return nil, fmt.Errorf("users.service_listen: %w", err)
