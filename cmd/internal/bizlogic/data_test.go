@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -437,6 +438,38 @@ func TestStoreThatCannotBeUsed(t *testing.T) {
 		}
 		if svc, err := Open(Options{Dir: filepath.Dir(path)}); err == nil { // a free page
 			svc.Close()
+		}
+	}
+}
+
+// A first start that is killed, or finds the disk full, at any moment leaves nothing that the next one refuses.
+func TestFirstStartCutShort(t *testing.T) {
+	if dir := os.Getenv("BIZLOGIC_FIRST_START"); dir != "" {
+		svc, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		svc.Close()
+		return
+	}
+	// RLIMIT_FSIZE with its signal ignored stands for a disk that is full after so many KiB.
+	for kib := 1; kib <= 257; kib += 32 {
+		dir := t.TempDir()
+		cmd := exec.Command("sh", "-c", fmt.Sprintf("ulimit -f %d; exec \"$0\" -test.run='^TestFirstStartCutShort$'", kib), os.Args[0])
+		cmd.Env = append(os.Environ(), "BIZLOGIC_FIRST_START="+dir)
+		if out, err := cmd.CombinedOutput(); err == nil && kib == 1 {
+			t.Errorf("with room for %d KiB the first start succeeds: the test tests nothing\n%s", kib, out)
+		}
+		svc, err := Open(Options{Dir: dir})
+		if err != nil {
+			t.Errorf("after a first start with room for %d KiB: %v", kib, err)
+			continue
+		}
+		if err := svc.Close(); err != nil {
+			t.Error(err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "store.db.new-*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
 		}
 	}
 }

@@ -105,10 +105,12 @@ type storeFile struct {
 // openStore opens dir/store.db, or makes it.
 func openStore(dir string, now time.Time) (*storeFile, error) {
 	path := filepath.Join(dir, "store.db")
-	fresh := false
+	if _, err := os.Lstat(path); errors.Is(err, os.ErrNotExist) {
+		if err := createStore(path, now); err != nil {
+			return nil, err
+		}
+	}
 	switch fi, err := os.Stat(path); {
-	case errors.Is(err, os.ErrNotExist):
-		fresh = true
 	case err != nil:
 		return nil, fmt.Errorf("opening the store: %w", err)
 	case !fi.Mode().IsRegular():
@@ -123,18 +125,48 @@ func openStore(dir string, now time.Time) (*storeFile, error) {
 		return nil, err
 	}
 	f := &storeFile{DB: db, dir: dir}
-	if fresh {
-		err = f.create(now)
-	} else {
-		err = f.adopt(path)
-	}
-	if err == nil {
+	if err = f.adopt(path); err == nil {
 		err = f.settleIdentity(path)
 	}
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
+	// With the lock held, a first start that was cut short is the only one that can have left these.
+	if left, err := filepath.Glob(path + newSuffix + "*"); err == nil {
+		for _, part := range left {
+			_ = os.Remove(part) // costs a little room if it fails
+		}
+	}
 	return f, nil
+}
+
+// newSuffix is between the name of a store and something random while the store is made.
+const newSuffix = ".new-"
+
+// createStore makes a store, which appears under its name only when it is whole: a first start may be killed,
+// or find the disk full, at any moment, and the next one must not find half a store. If another process
+// makes one meanwhile, that one stands.
+func createStore(path string, now time.Time) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+newSuffix+"*")
+	if err != nil {
+		return fmt.Errorf("making the store: %w", err)
+	}
+	defer os.Remove(tmp.Name())
+	if err := tmp.Close(); err != nil {
+		return fmt.Errorf("making the store: %w", err)
+	}
+	db, err := openBolt(tmp.Name(), false)
+	if err != nil {
+		return fmt.Errorf("making the store: %w", err)
+	}
+	err = (&storeFile{DB: db}).create(now)
+	if err = errors.Join(err, db.Close()); err != nil {
+		return fmt.Errorf("making the store: %w", err)
+	}
+	if err := os.Link(tmp.Name(), path); err != nil && !errors.Is(err, os.ErrExist) { // unlike a rename, never replaces
+		return fmt.Errorf("making the store: %w", err)
+	}
+	return syncDir(filepath.Dir(path))
 }
 
 // openBolt opens a file that checkFile has passed.
