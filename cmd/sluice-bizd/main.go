@@ -30,22 +30,26 @@ func main() {
 func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "sluice-bizd",
+		Version:       version(),
 		Short:         "The business-logic service of Sluice",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.AddCommand(runCommand(), checkCommand(), backupCommand(), restoreCommand(), migrateCommand())
+	for _, c := range root.Commands() {
+		c.DisableFlagsInUseLine = true // Use writes them out
+	}
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
 	}
 	var failed *failure
 	if !errors.As(err, &failed) { // cobra's own: an unknown command or flag, a missing argument
-		failed = &failure{exitUsage, err}
+		failed = &failure{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
 	if failed.err != nil {
 		fmt.Fprintf(stderr, "sluice-bizd: %v\n", failed.err)
@@ -93,7 +97,7 @@ func checkCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check -c FILE",
 		Short: "Name every fault of a configuration, one a line",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 	file := configFlag(c)
 	_ = c.MarkFlagRequired("config")
@@ -102,4 +106,12 @@ func checkCommand() *cobra.Command {
 		return err
 	}
 	return c
+}
+
+// noArgs is for commands that take only flags. cobra's own would call an argument an unknown command.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes flags only, and was given %q", c.Name(), args[0])
+	}
+	return nil
 }

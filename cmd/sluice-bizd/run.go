@@ -39,7 +39,7 @@ func runCommand() *cobra.Command {
 		Short: "Serve in the foreground",
 		Long: `Serve in the foreground. SIGTERM and SIGINT end it, exit status 0; SIGHUP takes
 log.level and the files of tls anew.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	file := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -118,7 +118,7 @@ func migrateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate [-c FILE]",
 		Short: "Bring the store to this program's format and rebuild what derives from its records",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 	file := configFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -36,7 +36,7 @@ func checkCommand() *cobra.Command {
   FILE:LINE:COL: KEY: what is wrong; try: what may help
 
 The limits are judged against this machine. Exit status 0 without a fault, else 2.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			_, faults, err := load(file)
 			if err != nil || len(faults) == 0 {

@@ -20,7 +20,7 @@ business-logic service, two resolvers and two users, all in this process and on
 loopback. Nothing is installed, asked of the network or left behind.
 
 Exit status 0 if every check passed, else 1.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGTERM, os.Interrupt)
 			defer stop()

@@ -27,8 +27,11 @@ func limitsCommand() *cobra.Command {
 		Long: `Print the table of limits and where each number comes from, for this machine or
 for one with the memory and processors given, under the configuration given.
 Exit status 2 if the class or a limit does not fit the machine.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("cpus") && cpus == 0 {
+				return usagef("--cpus 0 is not a number of processors; try: 1 or more")
+			}
 			m, err := machine(memory, cpus)
 			if err != nil {
 				return err

@@ -1,5 +1,4 @@
-// Command sluice is the resolver: a recursive, validating, filtering DNS
-// resolver, and the tools that look at its files.
+// Command sluice is the resolver: a recursive, filtering DNS resolver, and the tools that look at its files.
 //
 // Exit statuses are part of the interface: 0 success, 1 a failure while running,
 // 2 a configuration or command line that cannot be used. A subcommand that has
@@ -38,16 +37,23 @@ func commands() []*cobra.Command {
 func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "sluice",
-		Short:         "A recursive, validating and filtering DNS resolver",
+		Version:       version(),
+		Short:         "A recursive, filtering DNS resolver for many users",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.AddCommand(commands()...)
+	for _, c := range root.Commands() {
+		c.DisableFlagsInUseLine = true // Use writes them out
+		for _, sub := range c.Commands() {
+			sub.DisableFlagsInUseLine = true
+		}
+	}
 	root.SetArgs(args)
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
 	}
@@ -55,7 +61,7 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	if !errors.As(err, &status) {
 		// Only cobra's own errors come without a status: an unknown command or
 		// flag, a missing argument.
-		status = &statusError{exitUsage, err}
+		status = &statusError{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
 	if status.err != nil {
 		fmt.Fprintf(stderr, "sluice: %v\n", status.err)
@@ -91,4 +97,12 @@ func exit(code int, err error) error { return &statusError{code, err} }
 // usagef ends a subcommand because of its command line.
 func usagef(format string, args ...any) error {
 	return exit(exitUsage, fmt.Errorf(format, args...))
+}
+
+// noArgs is for commands that take only flags. cobra's own would call an argument an unknown command.
+func noArgs(c *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("%s takes flags only, and was given %q", c.Name(), args[0])
+	}
+	return nil
 }

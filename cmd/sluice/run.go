@@ -20,7 +20,7 @@ func runCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run [-c FILE] [--data DIR]",
 		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reloads certificates",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, faults, err := load(file)
 			if err != nil {
@@ -38,8 +38,8 @@ func runCommand() *cobra.Command {
 			return run(c, cfg)
 		},
 	}
-	c.Flags().StringVarP(&file, "config", "c", "", "configuration file; without one every key has its default")
-	c.Flags().StringVar(&data, "data", "", "data directory, in place of the configuration's")
+	c.Flags().StringVarP(&file, "config", "c", "", "configuration `file`; without one every key has its default")
+	c.Flags().StringVar(&data, "data", "", "data `directory`, in place of the configuration's")
 	return c
 }
 
@@ -67,12 +67,17 @@ func run(c *cobra.Command, cfg *config.Sluice) error {
 			}
 		}
 	}()
+	said := make(chan struct{})
 	context.AfterFunc(ctx, func() {
+		defer close(said)
 		stop() // a second signal ends the process at once
 		log.Info("draining: no new queries are taken, those under way are answered")
 	})
 	if err := n.Run(ctx); err != nil {
 		return exit(exitFailure, err)
+	}
+	if ctx.Err() != nil {
+		<-said // in this order
 	}
 	log.Info("stopped")
 	return nil

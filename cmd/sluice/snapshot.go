@@ -36,7 +36,7 @@ is believed in nothing. It is never written. Take one that no resolver has open,
 or a copy: a change under way looks like damage.
 
 Exit status 0 if the file is whole, 3 if it is damaged.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(*cobra.Command, []string) error { return usagef("say which: verify, inspect or repair") },
 	}
 	for _, x := range []struct{ verb, short string }{
@@ -46,7 +46,7 @@ Exit status 0 if the file is whole, 3 if it is damaged.`,
 	} {
 		var asJSON bool
 		s := &cobra.Command{
-			Use:   x.verb + " FILE [--json]",
+			Use:   x.verb + " [--json] FILE",
 			Short: x.short,
 			Args:  cobra.ExactArgs(1),
 			RunE: func(c *cobra.Command, args []string) error {

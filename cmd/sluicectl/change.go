@@ -23,7 +23,7 @@ type change struct {
 // change adds the flags of a command that changes something.
 func (a *app) change(c *cobra.Command) *change {
 	ch := &change{a: a}
-	c.Flags().DurationVar(&ch.wait, "wait", 0, "return when every --resolver serves the change, at most so `long`")
+	c.Flags().DurationVar(&ch.wait, "wait", 0, "return when every --resolver serves the change, waiting at most this `duration`")
 	c.Flags().Uint64Var(&ch.ifRevision, "if-revision", 0, "only if the record is at this `revision`")
 	return ch
 }

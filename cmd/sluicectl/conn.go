@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"net"
 	"net/netip"
 	"os"
@@ -137,6 +138,9 @@ func (a *app) atResolvers(f func(addr string, c adminv1.ResolverServiceClient) e
 		conn, err := a.dial(addr)
 		if err == nil {
 			err = refused(addr, f(addr, adminv1.NewResolverServiceClient(conn)))
+			if f, ok := errors.AsType[*failure](err); ok && len(a.resolvers) > 1 && f.Message != "" && !strings.HasPrefix(f.Message, addr) {
+				f.Message = addr + ": " + f.Message // which of them says so
+			}
 		}
 		all = both(all, err)
 	}

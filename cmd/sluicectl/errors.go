@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/genproto/googleapis/rpc/code"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -55,6 +56,10 @@ func refused(addr string, err error) error {
 	}
 	switch st.Code() {
 	case codes.Unavailable:
+		if _, why, ok := strings.Cut(f.Message, "Error while dialing: "); ok {
+			// The rest is gRPC's wrapping, and no server has said anything.
+			f.Message = strings.TrimSuffix(why, `"`) + "; try: start it, or name another with --service or --resolver"
+		}
 		f.Message = fmt.Sprintf("%s cannot be reached: %s", addr, f.Message)
 	case codes.DeadlineExceeded:
 		f.Message = fmt.Sprintf("%s did not answer in time: %s", addr, f.Message)

@@ -39,14 +39,14 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	a.close()
 	if err == nil {
 		return 0
 	}
 	if _, known := errors.AsType[*failure](err); !known {
 		// Only cobra's own errors are not failures: an unknown command or flag, a missing argument.
-		err = usagef("", "%v", err)
+		err = usagef("", "%v; see %s --help", err, cmd.CommandPath())
 		a.json = asksForJSON(args) // the flags may not have been read to the end
 	}
 	return a.complain(err)
@@ -126,7 +126,7 @@ the flag is not given.`,
 	f.StringVar(&a.cert, "cert", "", "`file` of a client certificate, in PEM")
 	f.StringVar(&a.key, "key", "", "`file` of its key, in PEM")
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "how long one call may take; imports, exports and dumps take as long as they take")
-	f.StringVarP(&output, "output", "o", "table", "`table` or json")
+	f.StringVarP(&output, "output", "o", "table", "`format`: table or json")
 	for _, add := range []func(*cobra.Command){
 		a.addUsers, a.addDevices, a.addPolicies, a.addRules, a.addLists, a.addData, a.addTokens, a.addResolver,
 	} {

@@ -19,8 +19,8 @@ func (a *app) addPolicies(root *cobra.Command) {
 func (a *app) policyCreate() *cobra.Command {
 	var req adminv1.CreatePolicyRequest
 	c := &cobra.Command{Use: "create P", Short: "Make an empty policy; an existing id is refused", Args: cobra.ExactArgs(1)}
-	c.Flags().StringVar(&req.Name, "name", "", "a name for `people`")
-	c.Flags().StringVar(&req.Tenant, "tenant", "", "whose `customer's` it is")
+	c.Flags().StringVar(&req.Name, "name", "", "`name` for people")
+	c.Flags().StringVar(&req.Tenant, "tenant", "", "`id` of the customer whose it is")
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := ch.unconditional("the policy does not exist yet"); err != nil {
@@ -46,7 +46,7 @@ func (a *app) policyGet() *cobra.Command {
 			return a.atService(func(conn *grpc.ClientConn) error {
 				ctx, cancel := a.call(c.Context())
 				defer cancel()
-				resp, err := adminv1.NewPolicyServiceClient(conn).GetPolicy(ctx, &adminv1.GetPolicyRequest{Id: args[0]})
+				resp, err := adminv1.NewPolicyServiceClient(conn).GetPolicy(ctx, &adminv1.GetPolicyRequest{Id: strings.TrimPrefix(args[0], "policy/")})
 				if err != nil {
 					return err
 				}

@@ -292,7 +292,7 @@ func (a *app) limitsSet() *cobra.Command {
 	var d time.Duration
 	req := &adminv1.SetLimitRequest{}
 	c := &cobra.Command{Use: "set NAME VALUE", Short: "Change a limit, live; it goes to the resolver's log", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeArgs(limitNames)}
-	c.Flags().DurationVar(&d, "for", 0, "for so `long` (default until reset or restart)")
+	c.Flags().DurationVar(&d, "for", 0, "for this `duration` (default until reset or restart)")
 	c.Flags().StringVar(&req.Why, "why", "", "`reason`, for people")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		var err error
@@ -440,7 +440,7 @@ func (a *app) logLevel() *cobra.Command {
 	var d time.Duration
 	levels := []string{"debug", "info", "warn", "error"}
 	c := &cobra.Command{Use: "level debug|info|warn|error", Short: "Change how much resolvers log", Args: cobra.ExactArgs(1), ValidArgs: levels}
-	c.Flags().DurationVar(&d, "for", 0, "for so `long` (default until changed or restarted)")
+	c.Flags().DurationVar(&d, "for", 0, "for this `duration` (default until changed or restarted)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		secs, err := seconds("for", d)
 		if err != nil {

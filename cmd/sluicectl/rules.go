@@ -84,7 +84,7 @@ Lines that cannot be used are named FILE:LINE; then nothing is stored and the ex
 				return &failure{exit: exitFailed, Message: fmt.Sprintf("%s: lines that cannot be used: %d; nothing is stored", fileName(file), len(resp.Complaints)),
 					Code: "INVALID_ARGUMENT", Field: "text"}
 			}
-			a.note("%s: %d rules", args[0], resp.Rules)
+			a.note("%s: rules: %d", args[0], resp.Rules)
 			if req.DryRun {
 				return show(a, []*adminv1.SetRulesResponse{resp}, func() *table { return &table{} })
 			}

@@ -59,7 +59,7 @@ func similarKey(key string) string {
 	if slices.Contains(known, key) {
 		return ""
 	}
-	best, least := "", len(key)/3+2 // so many slips are forgiven
+	best, least := "", len(key)/4+2 // fewer slips than this are forgiven
 	for _, k := range known {
 		d := distance(key, k)
 		if strings.HasPrefix(k, key) && len(key) >= 3 {

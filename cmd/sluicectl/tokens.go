@@ -39,8 +39,8 @@ func (a *app) addTokens(root *cobra.Command) {
 		}}
 	f := create.Flags()
 	f.StringVar(&req.Role, "role", "", "`role`: admin, operator, tenant or reader")
-	f.StringVar(&req.Tenant, "tenant", "", "with role tenant: whose `customer`")
-	f.StringVar(&req.Note, "note", "", "what it is `for`")
+	f.StringVar(&req.Tenant, "tenant", "", "with role tenant: `id` of the customer")
+	f.StringVar(&req.Note, "note", "", "`text` that says what it is for")
 	f.DurationVar(&lifetime, "for", 0, "how long it is valid (default until revoked)")
 	mustMark(create.MarkFlagRequired("role"))
 	mustMark(create.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "operator", "tenant", "reader"}, cobra.ShellCompDirectiveNoFileComp)))

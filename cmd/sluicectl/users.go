@@ -21,8 +21,8 @@ func (a *app) userCreate() *cobra.Command {
 	c := &cobra.Command{Use: "create ID", Short: "Make a user; an existing id is refused", Args: cobra.ExactArgs(1)}
 	f := c.Flags()
 	f.StringVar(&req.Policy, "policy", "", "`id` of the policy to refer to")
-	f.StringVar(&req.Name, "name", "", "a name for `people`")
-	f.StringVar(&req.Tenant, "tenant", "", "whose `customer` it is")
+	f.StringVar(&req.Name, "name", "", "`name` for people")
+	f.StringVar(&req.Tenant, "tenant", "", "`id` of the customer whose it is")
 	f.BoolVar(&req.AutoDevices, "auto-devices", false, "resolvers may propose devices named ID-something")
 	a.complete(c, "policy", policyIDs)
 	ch := a.change(c)
@@ -117,7 +117,7 @@ func (a *app) userList() *cobra.Command {
 	var limit uint
 	c := &cobra.Command{Use: "list", Short: "Show users in order of id", Args: cobra.NoArgs}
 	c.Flags().StringVar(&filter, "filter", "", "`words` that all must hold: policy=P, tenant=T, disabled=true, device=ID, or text found in id or name")
-	c.Flags().UintVar(&limit, "limit", 0, "at most so `many` (default all)")
+	c.Flags().UintVar(&limit, "limit", 0, "show at most this `number` (default all)")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {
 			t := &table{head: []string{"ID", "NAME", "POLICY", "TENANT", "DEVICES", "DISABLED", "REVISION"}}
@@ -171,7 +171,7 @@ type deviceFlags struct {
 
 func (d *deviceFlags) add(c *cobra.Command) {
 	f := c.Flags()
-	f.StringVar(&d.name, "name", "", "a name for `people`")
+	f.StringVar(&d.name, "name", "", "`name` for people")
 	f.StringArrayVar(&d.links, "link", nil, "source address or `prefix` whose plain queries are the device's; may be repeated")
 	f.StringArrayVar(&d.dedicated, "dedicated", nil, "destination `address` of the device alone; may be repeated")
 	f.StringArrayVar(&d.ednsIDs, "edns-id", nil, "MAC address or cpe:ID that a relay sends; may be repeated")

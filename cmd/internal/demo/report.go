@@ -198,7 +198,7 @@ func (s *system) pasteLines() string {
 		fmt.Fprintf(&b, "  %s  UDP and TCP %v, DoT %v, DoH %v, admin %s\n", n.name, n.addr(udp), n.addr(dot), n.addr(doh1), n.adminAddr())
 	}
 	fmt.Fprintf(&b, "  service     admin %s\n", s.service.operators)
-	fmt.Fprintf(&b, "\nAs the operator:\n  sluicectl --service %s --resolver %s explain alice www.ads.example\n", s.service.operators, p.adminAddr())
+	fmt.Fprintf(&b, "\nAs the operator, with bin/sluicectl built:\n  export SLUICE_SERVICE=%s SLUICE_RESOLVER=%s\n  bin/sluicectl explain alice www.ads.example\n", s.service.operators, p.adminAddr())
 	for _, c := range []client{alice, bob} {
 		device := c.device + "." + serverName
 		fmt.Fprintf(&b, "\nAs %s:\n", c.name)
