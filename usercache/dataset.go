@@ -2,6 +2,7 @@ package usercache
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -1140,4 +1141,37 @@ func parseValue(v []byte) (check []byte, revision uint64, b []byte, ok bool) {
 			b = f.b
 		}
 	}
+}
+
+// sealCheck is the length of the check in front of a value that is not a record.
+const sealCheck = 8
+
+// seal appends what the file holds of a value of the buckets meta, overlay and as_of: a check, by which
+// damage is told from what was written, and the value. Nothing else in the file speaks for these: a bit of
+// an identity or a revision that has changed would make good data another dataset's, or of another time.
+func seal(dst []byte, bucket, key, v []byte) []byte {
+	check := sealOf(bucket, key, v)
+	return append(append(dst, check[:]...), v...)
+}
+
+// unseal is the inverse of seal; ok is false if anything has changed.
+func unseal(bucket, key, sealed []byte) (v []byte, ok bool) {
+	if len(sealed) < sealCheck {
+		return nil, false
+	}
+	v = sealed[sealCheck:]
+	check := sealOf(bucket, key, v)
+	return v, string(check[:]) == string(sealed[:sealCheck])
+}
+
+// sealOf is the first 8 bytes of SHA-256(0x04 || bucket || 0x00 || be32 len(key) || key || value).
+func sealOf(bucket, key, v []byte) (check [sealCheck]byte) {
+	h := sha256.New()
+	h.Write([]byte{4})
+	h.Write(bucket)
+	h.Write(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(key))))
+	h.Write(key)
+	h.Write(v)
+	copy(check[:], h.Sum(nil))
+	return check
 }

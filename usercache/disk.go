@@ -495,7 +495,7 @@ func putOverlay(b *bolt.Bucket, c *overlayChange) error {
 	if err != nil {
 		return err
 	}
-	return b.Put(c.storeKey, v)
+	return b.Put(c.storeKey, seal(nil, bucketOverlay, c.storeKey, v))
 }
 
 func putAsOf(b *bolt.Bucket, list []bucketAsOf) error {
@@ -504,7 +504,8 @@ func putAsOf(b *bolt.Bucket, list []bucketAsOf) error {
 		if err != nil {
 			return err
 		}
-		if err := b.Put(binary.BigEndian.AppendUint16(nil, a.bucket), v); err != nil {
+		key := binary.BigEndian.AppendUint16(nil, a.bucket)
+		if err := b.Put(key, seal(nil, bucketAsOfs, key, v)); err != nil {
 			return err
 		}
 	}
@@ -517,7 +518,7 @@ func putHead(tx *bolt.Tx, m *storev1.Meta, sums *[Nodes]BucketSum) error {
 	if err != nil {
 		return err
 	}
-	if err := tx.Bucket(bucketMeta).Put(keyMeta, v); err != nil {
+	if err := tx.Bucket(bucketMeta).Put(keyMeta, seal(nil, bucketMeta, keyMeta, v)); err != nil {
 		return err
 	}
 	tree := tx.Bucket(bucketTree)
@@ -675,7 +676,7 @@ func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation u
 		if err != nil {
 			return err
 		}
-		if err := tx.Bucket(bucketMeta).Put(keyCheckpoint, v); err != nil {
+		if err := tx.Bucket(bucketMeta).Put(keyCheckpoint, seal(nil, bucketMeta, keyCheckpoint, v)); err != nil {
 			return err
 		}
 		for i := range head.overlay {

@@ -261,6 +261,178 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
+// What heads a file has no digest but its own check: no bit of it changes unnoticed, whether the revision's,
+// the identity's, or one that would make it another dataset's or a newer version's file.
+func TestDamagedHead(t *testing.T) {
+	dir := t.TempDir()
+	first, state := sample(t, dir)
+	twoGenerations(t, dir, state)
+	c := open(t, Options{Dir: dir, Guard: GuardOptions{Share: 0.01, Min: 1}})
+	d := c.Dataset(Users)
+	var removals []Change
+	for key := range state.records {
+		if len(removals) == 40 {
+			break
+		}
+		removals = append(removals, gone(key))
+	}
+	for i := range removals {
+		state.change(removals[i])
+	}
+	if _, err := d.ApplyDelta(context.Background(), testID, state.since(state.revision-uint64(len(removals)), state.revision), day); err != nil {
+		t.Fatal(err)
+	}
+	if d.Status().Overlay == 0 {
+		t.Fatal("nothing is held: the test tests less than it says")
+	}
+	newest := c.path(Users, 2)
+	closeCache(t, c)
+	whole, err := os.ReadFile(newest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var values [][]byte
+	db, err := bolt.Open(newest, 0o600, &bolt.Options{ReadOnly: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		for _, name := range [][]byte{bucketMeta, bucketOverlay} {
+			if err := tx.Bucket(name).ForEach(func(_, v []byte) error {
+				values = append(values, bytes.Clone(v))
+				return nil
+			}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	older, err := os.ReadFile(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := t.TempDir()
+	path := filepath.Join(try, filepath.Base(newest))
+	n := 0
+	for _, v := range values[:min(len(values), 5)] {
+		for at := range v {
+			file := bytes.Clone(whole)
+			for i := 0; ; { // wherever it stands
+				next := bytes.Index(file[i:], v)
+				if next < 0 {
+					break
+				}
+				file[i+next+at] ^= 1 << (n % 8)
+				i += next + len(v)
+			}
+			n++
+			if err := os.WriteFile(path, file, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := Verify(path); err != nil || r.Whole {
+				t.Errorf("byte %d of %x, changed: whole %v, %v", at, v, r != nil && r.Whole, err)
+			}
+			if n%50 != 0 {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(try, filepath.Base(first)), older, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			c, err := Open(Options{Dir: try, Guard: GuardOptions{Share: 1}})
+			if err != nil {
+				t.Errorf("byte %d of %x, changed: %v", at, v, err)
+				continue
+			}
+			if s := c.Dataset(Users).Status(); !s.Complete || s.Identity != testID {
+				t.Errorf("byte %d of %x, changed: the predecessor is not used: %+v", at, v, s)
+			}
+			closeCache(t, c)
+			if err := os.RemoveAll(try); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(try, 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if n < 200 {
+		t.Errorf("%d bytes tried", n)
+	}
+}
+
+// What stands in the place of the newest file and cannot be read neither hangs nor fails a start that has a
+// whole predecessor, and is left alone.
+func TestUnreadableFile(t *testing.T) {
+	late := put("late", user("late-pc"))
+	for what, place := range map[string]func(path string) error{
+		"a pipe":         func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"a folder":       func(path string) error { return os.Mkdir(path, 0o700) },
+		"a link to self": func(path string) error { return os.Symlink(path, path) },
+		"a dead link":    func(path string) error { return os.Symlink(path+".gone", path) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			_, state := sample(t, dir)
+			second := filepath.Join(dir, "users-00000002.db")
+			if err := place(second); err != nil {
+				t.Fatal(err)
+			}
+			c := open(t, Options{Dir: dir, Guard: GuardOptions{Share: 1}})
+			d := c.Dataset(Users)
+			if s := d.Status(); !s.Complete || s.Revision != state.revision {
+				t.Fatalf("%+v", s)
+			}
+			state.change(late)
+			if _, err := d.ApplyDelta(context.Background(), testID, state.since(state.revision-1, state.revision), day); err != nil {
+				t.Fatal(err)
+			}
+			closeCache(t, c)
+			if _, err := os.Lstat(second); err != nil {
+				t.Error(err)
+			}
+			c = open(t, Options{Dir: dir, Guard: GuardOptions{Share: 1}})
+			if s := c.Dataset(Users).Status(); s.Revision != state.revision {
+				t.Errorf("after another start %+v", s)
+			}
+			closeCache(t, c)
+		})
+		t.Run(what+" alone", func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "users-00000001.db")
+			if err := place(path); err != nil {
+				t.Fatal(err)
+			}
+			if c, err := Open(Options{Dir: dir}); err == nil {
+				c.Close()
+				t.Error("a start without its data went on as if there never had been any")
+			} else if !strings.Contains(err.Error(), path) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// A newest file that is passed over for failed starts is still used if its predecessor is damaged.
+func TestPassedOverIsBetterThanNone(t *testing.T) {
+	dir := t.TempDir()
+	first, state := sample(t, dir)
+	twoGenerations(t, dir, state)
+	if err := os.Truncate(first, 8192); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeStarts(dir, 2); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, Options{Dir: dir, Guard: GuardOptions{Share: 1}})
+	if s := c.Dataset(Users).Status(); !s.Complete || s.Revision != state.revision {
+		t.Errorf("%+v", s)
+	}
+	closeCache(t, c)
+}
+
 // A damaged newest file falls back to its predecessor, with the newer records that can be read on top.
 func TestPredecessorAndSalvage(t *testing.T) {
 	dir := t.TempDir()
@@ -399,7 +571,7 @@ func TestTwoStartsWithoutReady(t *testing.T) {
 	c = reopen()
 	wantWho(t, c, "poison-pc", "poison")
 	closeCache(t, c)
-	c = reopen() // the third: two starts did not become ready
+	c = reopen() // the second: two starts did not become ready
 	wantWho(t, c, "poison-pc", "unknown")
 	if r := c.Dataset(Users).Status().Revision; r != state.revision {
 		t.Errorf("revision %d, want the predecessor's %d", r, state.revision)
@@ -532,7 +704,11 @@ func TestForeignFiles(t *testing.T) {
 		}
 		err = db.Update(func(tx *bolt.Tx) error {
 			m := new(storev1.Meta)
-			if err := proto.Unmarshal(tx.Bucket(bucketMeta).Get(keyMeta), m); err != nil {
+			sealed, ok := unseal(bucketMeta, keyMeta, tx.Bucket(bucketMeta).Get(keyMeta))
+			if !ok {
+				return errors.New("meta is not sealed")
+			}
+			if err := proto.Unmarshal(sealed, m); err != nil {
 				return err
 			}
 			f(m)
@@ -540,7 +716,7 @@ func TestForeignFiles(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			return tx.Bucket(bucketMeta).Put(keyMeta, v)
+			return tx.Bucket(bucketMeta).Put(keyMeta, seal(nil, bucketMeta, keyMeta, v))
 		})
 		if err := errors.Join(err, db.Close()); err != nil {
 			t.Fatal(err)

@@ -12,12 +12,14 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/usercache/internal/pagewalk"
 	"github.com/sluice-dns/sluice/usercache/internal/store"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )
 
 // load reads a dataset from its files, or returns an empty one.
 //
-// The newest file that is whole gives the state. Files newer than it, damaged, still give records that are
+// The newest file that is whole gives the state. A file that cannot be read at all is passed over, and left
+// alone, if another is whole; else the operator must decide. Files newer than it, damaged, still give records that are
 // newer than its own. If no file is whole, their records are all there is: the dataset is then suspect and
 // not complete, so that nobody is taken for a stranger because his record is lost.
 func (c *Cache) load(kind Kind) (*Dataset, error) {
@@ -33,14 +35,21 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 	if c.starts >= 2 && len(list) > 1 {
 		log.Warn("two starts did not become ready; the newest user data is not used", "dataset", kind, "file", c.path(kind, list[0]))
 		skipped = true
-		list = list[1:]
+		list = append(list[1:], newest) // it is still better than none
 	}
 	var damaged []string
+	var unreadable error // of a file that tells nothing, not even whose it is
 	var d *Dataset
 	for i, g := range list {
 		path := c.path(kind, g)
 		next := c.newDataset(kind)
 		report, err := next.loadFile(path)
+		if errors.Is(err, errUnreadable) {
+			// It may be readable again tomorrow, so it is left alone.
+			log.Error("user data cannot be read", "dataset", kind, "error", err)
+			unreadable = errors.Join(unreadable, err)
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -52,7 +61,7 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 		d = next
 		d.disk.generation = newest
 		d.disk.persistedRevision = d.revision
-		if i == 0 && g == newest && len(damaged) == 0 {
+		if i == 0 && g == newest {
 			f, err := openFile(path, kind, g)
 			if err != nil {
 				return nil, err
@@ -63,7 +72,7 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 			d.disk.file = f
 		} else {
 			d.disk.mustCheckpoint = true
-			if skipped {
+			if skipped || unreadable != nil {
 				d.disk.base = g
 			}
 		}
@@ -73,6 +82,9 @@ func (c *Cache) load(kind Kind) (*Dataset, error) {
 		return c.newDataset(kind), nil
 	}
 	whole := d != nil
+	if !whole && unreadable != nil {
+		return nil, fmt.Errorf("no user data that is whole is left beside what cannot be read; mend that, or move it away to begin anew: %w", unreadable)
+	}
 	if !whole {
 		d = c.newDataset(kind)
 		d.disk.generation = newest
@@ -399,19 +411,25 @@ func (b *fileBatch) reset() {
 
 var errStopped = errors.New("stopped")
 
+// errUnreadable is of a file that the system does not let us read.
+var errUnreadable = errors.New("opening user data")
+
 // ErrNewerFormat says that a file was written by a newer version of this program.
 var ErrNewerFormat = errors.New("written by a newer version")
 
 // readFile walks a file, yields what is sound in it, and compares it with what the file says of itself.
 func readFile(path string, to fileReader) (*FileReport, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // of a pipe, opening does not wait for a writer
 	if err != nil {
-		return nil, fmt.Errorf("opening user data: %w", err)
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("opening user data: %w", err)
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is not a regular file", errUnreadable, path)
 	}
 	r := &FileReport{Path: path, Size: info.Size()}
 	var head *storev1.Meta
@@ -468,6 +486,24 @@ func readFile(path string, to fileReader) (*FileReport, error) {
 				batch.add(key, value)
 				return nil
 			}
+			if bucket == string(bucketTree) {
+				sum, err := ParseBucketSum(value)
+				if len(key) != 1 || err != nil {
+					fault("tree: entry %x is no node", clip(key))
+					return nil
+				}
+				stored[key[0]] = sum
+				haveSums++
+				return nil
+			}
+			if bucket != string(bucketMeta) && bucket != string(bucketAsOfs) && bucket != string(bucketOverlay) {
+				return nil // of a later version that a reader may pass over
+			}
+			value, ok := unseal([]byte(bucket), key, value)
+			if !ok {
+				fault("%s: entry %x has changed since it was written", bucket, clip(key))
+				return nil
+			}
 			switch bucket {
 			case string(bucketMeta):
 				switch string(key) {
@@ -520,14 +556,6 @@ func readFile(path string, to fileReader) (*FileReport, error) {
 				if to.overlay != nil {
 					to.overlay(overlayRecord{key: append([]byte(nil), k...), message: m})
 				}
-			case string(bucketTree):
-				sum, err := ParseBucketSum(value)
-				if len(key) != 1 || err != nil {
-					fault("tree: entry %x is no node", clip(key))
-					return nil
-				}
-				stored[key[0]] = sum
-				haveSums++
 			}
 			return nil
 		})
