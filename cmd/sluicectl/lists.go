@@ -195,7 +195,7 @@ func (a *app) listList() *cobra.Command {
 }
 
 func (a *app) listDelete() *cobra.Command {
-	c := &cobra.Command{Use: "delete ID", Short: "Remove a list that no policy or category names", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
+	c := &cobra.Command{Use: "delete ID", Short: "Remove a list that no policy, category, user or device names", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {

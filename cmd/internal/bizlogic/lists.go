@@ -25,6 +25,7 @@ import (
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/usercache"
 )
 
 const (
@@ -284,6 +285,19 @@ func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListReque
 	if err := checkID("id", req.GetId()); err != nil {
 		return nil, err
 	}
+	// All users are looked at before the writer is asked for, which then looks at those changed since.
+	var seen uint64
+	err := a.s.db.View(func(tx *bolt.Tx) error {
+		m, err := metaOf(tx, Users)
+		if err != nil {
+			return err
+		}
+		seen = m.Revision
+		return userNaming(tx, req.GetId())
+	})
+	if err != nil {
+		return nil, storing(err)
+	}
 	revision, err := a.s.change(ctx, func(v *view) error {
 		have, _, ok, err := v.get(Catalogue, "list/"+req.GetId())
 		if err != nil || !ok {
@@ -292,16 +306,15 @@ func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListReque
 		if err := checkRevision(have, req.GetIfRevision()); err != nil {
 			return err
 		}
+		if err := userNamingSince(v.tx, req.GetId(), seen); err != nil {
+			return err
+		}
 		err = eachOf(v.tx, "policy/", func(id string, _ uint64, b []byte) error {
 			p := new(userv1.Policy)
 			if err := proto.Unmarshal(b, p); err != nil {
 				return err
 			}
-			named := slices.Contains(p.GetSettings().GetLists().GetValues(), req.GetId())
-			for _, sch := range p.GetSettings().GetSchedules().GetValues() {
-				named = named || slices.Contains(sch.Lists, req.GetId())
-			}
-			if named {
+			if namesList(p.GetSettings(), req.GetId()) {
 				return refused("list %q is in use by policy %q", req.GetId(), id)
 			}
 			return nil
@@ -329,6 +342,55 @@ func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListReque
 		return nil, err
 	}
 	return &adminv1.DeleteListResponse{Revision: revision, Dataset: Catalogue}, nil
+}
+
+// namesList reports whether settings turn a list on, always or at times.
+func namesList(s *userv1.Settings, list string) bool {
+	return slices.Contains(s.GetLists().GetValues(), list) ||
+		slices.ContainsFunc(s.GetSchedules().GetValues(), func(sch *userv1.Schedule) bool { return slices.Contains(sch.Lists, list) })
+}
+
+// userNaming returns an error if a user, or a device of one, names a list: without it he would be filtered
+// less than he asked for, and nobody would tell him.
+func userNaming(tx *bolt.Tx, list string) error {
+	return tx.Bucket([]byte(Users)).Bucket(bucketRecords).ForEach(func(k, v []byte) error {
+		return userNames(k[8:], v, list)
+	})
+}
+
+// userNamingSince is userNaming of the users that have changed after a revision.
+func userNamingSince(tx *bolt.Tx, list string, revision uint64) error {
+	c := tx.Bucket([]byte(Users)).Bucket(bucketByRevision).Cursor()
+	for k, _ := c.Seek(be64(revision + 1)); k != nil; k, _ = c.Next() {
+		key := k[8:]
+		if err := userNames(key, tx.Bucket([]byte(Users)).Bucket(bucketRecords).Get(usercache.AppendStoreKey(nil, key)), list); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func userNames(key, record []byte, list string) error {
+	if bytes.IndexByte(key, '/') >= 0 || !bytes.Contains(record, []byte(list)) {
+		return nil // no user; or removed; or spared the decoding
+	}
+	_, b, err := openRecord(record)
+	if err != nil {
+		return fmt.Errorf("record %q of %s: %w", key, Users, err)
+	}
+	u := new(userv1.User)
+	if err := proto.Unmarshal(b, u); err != nil {
+		return fmt.Errorf("record %q of %s: %w", key, Users, err)
+	}
+	if namesList(u.GetSettings(), list) {
+		return refused("list %q is in use, by user %q for one", list, key)
+	}
+	for _, d := range u.GetDevices() {
+		if namesList(d.GetSettings(), list) {
+			return refused("list %q is in use, by device %q for one", list, string(key)+"/"+d.GetId())
+		}
+	}
+	return nil
 }
 
 func (a listServer) RefreshList(ctx context.Context, req *adminv1.RefreshListRequest) (*adminv1.RefreshListResponse, error) {

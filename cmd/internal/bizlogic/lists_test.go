@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
@@ -132,6 +133,29 @@ func TestListsFromText(t *testing.T) {
 	wantError(t, err, codes.FailedPrecondition, "")
 	if _, err := r.set("policy/p", "lists-=ads"); err != nil {
 		t.Fatal(err)
+	}
+	r.user("u")
+	if err := r.device("u", "pc"); err != nil {
+		t.Fatal(err)
+	}
+	for _, use := range [][3]string{
+		{"u", "lists+=ads", "lists="},
+		{"u", "schedules+=night=block;mon-fri 22:00-07:00;lists:ads", "schedules="},
+		{"u/pc", "lists+=ads", "lists="},
+	} {
+		before := r.svc.Head(Users)
+		if _, err := r.set(use[0], use[1]); err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.lists.DeleteList(ctx, &adminv1.DeleteListRequest{Id: "ads"})
+		wantError(t, err, codes.FailedPrecondition, "")
+		// A use that comes between the look at all users and the writer's turn is seen by the latter.
+		if err := r.svc.db.View(func(tx *bolt.Tx) error { return userNamingSince(tx, "ads", before) }); err == nil {
+			t.Errorf("%v: not seen among the latest changes", use)
+		}
+		if _, err := r.set(use[0], use[2]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if _, err := r.lists.DeleteList(ctx, &adminv1.DeleteListRequest{Id: "ads"}); err != nil {
 		t.Fatal(err)

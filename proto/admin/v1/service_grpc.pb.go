@@ -816,7 +816,7 @@ type ListServiceClient interface {
 	GetList(ctx context.Context, in *GetListRequest, opts ...grpc.CallOption) (*GetListResponse, error)
 	// ListLists shows all, in order of id.
 	ListLists(ctx context.Context, in *ListListsRequest, opts ...grpc.CallOption) (*ListListsResponse, error)
-	// DeleteList removes one that no policy or category names.
+	// DeleteList removes one that no policy, category, user or device names.
 	DeleteList(ctx context.Context, in *DeleteListRequest, opts ...grpc.CallOption) (*DeleteListResponse, error)
 	// RefreshList fetches a list now.
 	RefreshList(ctx context.Context, in *RefreshListRequest, opts ...grpc.CallOption) (*RefreshListResponse, error)
@@ -922,7 +922,7 @@ type ListServiceServer interface {
 	GetList(context.Context, *GetListRequest) (*GetListResponse, error)
 	// ListLists shows all, in order of id.
 	ListLists(context.Context, *ListListsRequest) (*ListListsResponse, error)
-	// DeleteList removes one that no policy or category names.
+	// DeleteList removes one that no policy, category, user or device names.
 	DeleteList(context.Context, *DeleteListRequest) (*DeleteListResponse, error)
 	// RefreshList fetches a list now.
 	RefreshList(context.Context, *RefreshListRequest) (*RefreshListResponse, error)
