@@ -83,6 +83,18 @@ func (e *ringEntry) send(stream grpc.ServerStreamingServer[syncv1.WatchResponse]
 	return stream.SendMsg(&e.prepared)
 }
 
+// sendRest sends what of the delta lies after pos, to a stream that comes from the index.
+func (e *ringEntry) sendRest(stream grpc.ServerStreamingServer[syncv1.WatchResponse], pos uint64) error {
+	whole := e.msg.GetDelta()
+	rest := &syncv1.Delta{From: pos, To: whole.To, Root: whole.Root, NeedsCatalogue: whole.NeedsCatalogue}
+	for _, c := range whole.Changes {
+		if c.Revision > pos {
+			rest.Changes = append(rest.Changes, c)
+		}
+	}
+	return stream.Send(&syncv1.WatchResponse{Message: &syncv1.WatchResponse_Delta{Delta: rest}})
+}
+
 // commit takes a committed transaction's work over.
 func (d *dataset) commit(w *work) {
 	d.mu.Lock()
@@ -151,17 +163,18 @@ func newest(changes []*syncv1.Change) []*syncv1.Change {
 	return out
 }
 
-// after says what a stream at revision pos sends next: entries of the ring; or, if behind, the index up to
-// a revision; or, if neither, it waits for the next flush.
-func (d *dataset) after(pos uint64) (entries []*ringEntry, behind bool, upTo uint64, wait <-chan struct{}) {
+// after says what a stream at revision pos sends next: entries of the ring; or, if behind, the index; or, if
+// neither, it waits for the next flush. The first entry may begin before pos, since the index ends where its
+// transaction was and not where an entry begins.
+func (d *dataset) after(pos uint64) (entries []*ringEntry, behind bool, wait <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if pos >= d.flushed {
-		return nil, false, 0, d.changed
+		return nil, false, d.changed
 	}
 	i, ok := slices.BinarySearchFunc(d.ring, pos, func(e *ringEntry, pos uint64) int {
 		switch {
-		case e.from < pos:
+		case e.to <= pos:
 			return -1
 		case e.from > pos:
 			return 1
@@ -169,9 +182,9 @@ func (d *dataset) after(pos uint64) (entries []*ringEntry, behind bool, upTo uin
 		return 0
 	})
 	if !ok {
-		return nil, true, d.flushed, nil
+		return nil, true, nil
 	}
-	return slices.Clone(d.ring[i:]), false, 0, nil
+	return slices.Clone(d.ring[i:]), false, nil
 }
 
 // flushLoop flushes datasets when something was committed: at once after a pause, else coalescing.
@@ -218,11 +231,15 @@ func (s *Service) flush(kind string) {
 type walk struct {
 	pos  uint64 // everything up to here is sent
 	part []byte // within the revision after pos: last index key sent
+	// under: the index has not been read to its end since the walk began, so the ring cannot be joined yet.
+	under bool
 }
 
-// next reads the next delta of the index after w up to revision upTo, in one short transaction, and moves
-// w past it. Records whose newest change is beyond upTo are left to the ring, which has them.
-func (s *Service) next(d *dataset, w *walk, upTo uint64) (*syncv1.Delta, error) {
+// next reads the next delta of the index after w, in one short transaction, and moves w past it. A walk ends
+// at the revision of its last transaction, never before: the index has each record at its newest change alone,
+// so a walk that stopped at an earlier revision would lack what a record changed since was at that revision,
+// and so would have another root there than the dataset had.
+func (s *Service) next(d *dataset, w *walk) (*syncv1.Delta, error) {
 	delta := &syncv1.Delta{From: w.pos}
 	done := true
 	err := s.db.View(func(tx *bolt.Tx) error {
@@ -251,9 +268,6 @@ func (s *Service) next(d *dataset, w *walk, upTo uint64) (*syncv1.Delta, error) 
 		}
 		for ; k != nil; k, v = c.Next() {
 			revision := binary.BigEndian.Uint64(k)
-			if revision > upTo {
-				break
-			}
 			if n := len(delta.Changes); n > 0 && revision != delta.Changes[n-1].Revision {
 				complete = n
 			}
@@ -270,15 +284,13 @@ func (s *Service) next(d *dataset, w *walk, upTo uint64) (*syncv1.Delta, error) 
 		}
 		switch n := len(delta.Changes); {
 		case done:
-			delta.To, w.part = upTo, nil
-			if m.Revision == upTo {
-				d.mu.Lock()
-				if d.head == upTo {
-					root := d.tree.Root()
-					delta.Root = root[:]
-				}
-				d.mu.Unlock()
+			delta.To, w.part = m.Revision, nil
+			d.mu.Lock()
+			if d.head == delta.To { // not a commit ahead or behind the transaction
+				root := d.tree.Root()
+				delta.Root = root[:]
 			}
+			d.mu.Unlock()
 		case complete > 0: // end between two revisions
 			delta.To, w.part = delta.Changes[complete-1].Revision, nil
 			delta.Changes = delta.Changes[:complete]
@@ -295,6 +307,7 @@ func (s *Service) next(d *dataset, w *walk, upTo uint64) (*syncv1.Delta, error) 
 	if !delta.More {
 		w.pos = delta.To
 	}
+	w.under = !done
 	return delta, nil
 }
 

@@ -94,10 +94,10 @@ func (y syncServer) Watch(req *syncv1.WatchRequest, stream grpc.ServerStreamingS
 // long, and returns what to wait for.
 func (s *Service) sendReady(d *dataset, at *walk, stream grpc.ServerStreamingServer[syncv1.WatchResponse], heartbeat <-chan time.Time) (<-chan struct{}, error) {
 	for {
-		entries, behind, upTo, wait := d.after(at.pos)
+		entries, behind, wait := d.after(at.pos)
 		switch {
-		case behind:
-			delta, err := s.next(d, at, upTo)
+		case behind || at.under:
+			delta, err := s.next(d, at)
 			if err != nil {
 				return nil, reading(err)
 			}
@@ -106,7 +106,11 @@ func (s *Service) sendReady(d *dataset, at *walk, stream grpc.ServerStreamingSer
 			}
 		case len(entries) > 0:
 			for _, e := range entries {
-				if err := e.send(stream); err != nil {
+				send := e.send
+				if e.from < at.pos {
+					send = func(stream grpc.ServerStreamingServer[syncv1.WatchResponse]) error { return e.sendRest(stream, at.pos) }
+				}
+				if err := send(stream); err != nil {
 					return nil, err
 				}
 				at.pos = e.to
