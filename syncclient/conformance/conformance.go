@@ -96,6 +96,19 @@ type caller struct {
 	segments syncv1.SegmentServiceClient
 }
 
+// restart restarts the service and waits until the connection has noticed: a call that was on its way over
+// the old one ends with UNAVAILABLE, which says nothing of the service.
+func (c *caller) restart(t *testing.T) {
+	t.Helper()
+	c.Server.Restart(t)
+	for {
+		_, err := c.sync.Digests(c.ctx, &syncv1.DigestsRequest{Kind: kind}, grpc.WaitForReady(true))
+		if status.Code(err) != codes.Unavailable {
+			return
+		}
+	}
+}
+
 // populate writes users 0 to n, some twice, and removes one.
 func (c *caller) populate(t *testing.T, n int) {
 	for i := range n {
@@ -211,7 +224,7 @@ func digests(t *testing.T, c *caller) {
 	c.populate(t, 40)
 	check()
 	if c.Restart != nil {
-		c.Restart(t)
+		c.restart(t)
 		check()
 	}
 }
@@ -418,7 +431,7 @@ func catchUp(t *testing.T, c *caller) {
 	}
 	last := c.Remove(t, 7)
 	if c.Restart != nil {
-		c.Restart(t)
+		c.restart(t)
 	}
 	w := c.watch(t, &syncv1.WatchRequest{Identity: at.Identity, Revision: at.AsOf, Root: at.Root})
 	if w.hello.Resume != syncv1.Resume_RESUME_OK || w.hello.Head < last {
@@ -662,7 +675,7 @@ func client(t *testing.T, c *caller) {
 			alive[n] = true
 		}
 		if c.Restart != nil && round == 1 {
-			c.Restart(t)
+			c.restart(t)
 		}
 	}
 }

@@ -284,7 +284,12 @@ func TestPrecedence(t *testing.T) {
 	for _, name := range []string{"listed.example.", "notlisted.example.", "by-device.example.", "www.tube.example."} {
 		q := w.ask(p, "tablet", name, "A")
 		a := answer(t, q, "x.example. CNAME y.example.\ny.example. A 203.0.113.1")
-		if n := testing.AllocsPerRun(50, func() { p.Answer(q, &a, p.Question(q)) }); n != 0 {
+		// The user cache writes its file behind; a judgement that allocates does so in every round.
+		n := 1.0
+		for range 100 {
+			n = min(n, testing.AllocsPerRun(50, func() { p.Answer(q, &a, p.Question(q)) }))
+		}
+		if n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
 	}
