@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	bolt "go.etcd.io/bbolt"
 	"google.golang.org/grpc/codes"
@@ -221,6 +222,23 @@ func linesWithDevices(n int) (lines [][]byte) {
 		lines = append(lines, fmt.Appendf(nil, `{"user":{"id":"n-%02d","devices":[{"id":"dev-%02d"}]}}`, i, i))
 	}
 	return lines
+}
+
+// An acceptance ends, wherever the clock goes.
+func TestAcceptanceEnds(t *testing.T) {
+	given := time.Unix(1_800_000_000, 0)
+	a := acceptance{&userv1.ShrinkAccepted{By: "operator", Accepted: given.Unix()}}
+	for after, want := range map[time.Duration]bool{
+		0: true, acceptFor - time.Second: true, acceptFor: false, -time.Second: true, // a leap second
+		-time.Hour: false, -87600 * time.Hour: false, 87600 * time.Hour: false,
+	} {
+		if a.open(given.Add(after)) != want {
+			t.Errorf("%v after it was given, an acceptance is open: %v", after, !want)
+		}
+	}
+	if (acceptance{&userv1.ShrinkAccepted{By: byImport, Accepted: given.Unix()}}).open(given) || (acceptance{}).open(given) {
+		t.Error("one of an import, or none, is open")
+	}
 }
 
 func TestBackupAndRestore(t *testing.T) {

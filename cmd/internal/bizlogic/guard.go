@@ -147,7 +147,12 @@ func acceptedShrink(tx *bolt.Tx, kind string) acceptance {
 	return acceptance{a}
 }
 
-// open reports whether what an operator accepted may still be repeated.
+// open reports whether what an operator accepted may still be repeated. An acceptance that lies ahead was
+// given by a clock that has been set back since: it is over, or it would leave the guard off until then.
 func (a acceptance) open(now time.Time) bool {
-	return a.ShrinkAccepted != nil && a.By != byImport && now.Before(time.Unix(a.Accepted, 0).Add(acceptFor))
+	if a.ShrinkAccepted == nil || a.By == byImport {
+		return false
+	}
+	age := now.Sub(time.Unix(a.Accepted, 0))
+	return age > -time.Minute && age < acceptFor
 }
