@@ -317,8 +317,8 @@ func TestDamagedHead(t *testing.T) {
 	try := t.TempDir()
 	path := filepath.Join(try, filepath.Base(newest))
 	n := 0
-	for _, v := range values[:min(len(values), 5)] {
-		for at := range v {
+	for i, v := range values[:4] { // checkpoint, dataset, and two of the overlay
+		for at := i; at < len(v); at += 1 + 2*i {
 			file := bytes.Clone(whole)
 			for i := 0; ; { // wherever it stands
 				next := bytes.Index(file[i:], v)
@@ -358,7 +358,7 @@ func TestDamagedHead(t *testing.T) {
 			}
 		}
 	}
-	if n < 200 {
+	if n < 100 {
 		t.Errorf("%d bytes tried", n)
 	}
 }
