@@ -812,19 +812,27 @@ func within(text, zone string) bool {
 	}
 }
 
-// isAddress reports whether a name is the text of an address: nothing but digits and dots with three dots, or
-// a colon, which no other name has. ParseAddr would tell better, but keeps the text in its error.
+// isAddress reports whether a name is the text of an address. Names with a colon are so rare that ParseAddr may
+// judge them, given a copy, since its error keeps the text; the others are judged here.
 func isAddress(text string) bool {
-	dots := 0
+	if strings.IndexByte(text, ':') >= 0 {
+		_, err := netip.ParseAddr(strings.Clone(text))
+		return err == nil
+	}
+	dots, digits, value := 0, 0, 0
 	for i := range len(text) {
 		switch c := text[i]; {
-		case c == ':':
-			return true
-		case c == '.':
+		case c == '.' && digits > 0:
 			dots++
-		case c < '0' || c > '9':
+			digits, value = 0, 0
+		case '0' <= c && c <= '9' && (digits == 0 || value > 0): // no leading zeros
+			digits++
+			if value = 10*value + int(c-'0'); value > 255 {
+				return false
+			}
+		default:
 			return false
 		}
 	}
-	return dots == 3
+	return dots == 3 && digits > 0
 }

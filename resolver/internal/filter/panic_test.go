@@ -1,6 +1,7 @@
 package filter
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 
@@ -35,3 +36,13 @@ func TestPanicOfOneListStaysThere(t *testing.T) {
 type panics struct{}
 
 func (panics) Read([]byte) (int, error) { panic("out of range") }
+
+func TestIsAddress(t *testing.T) {
+	for _, s := range []string{"192.0.2.1", "0.0.0.0", "255.255.255.255", "256.1.1.1", "1.2.3", "1.2.3.4.5", "01.2.3.4", "1.2.3.", ".1.2.3", "1..2.3", "",
+		":", "::", "::1", "2001:db8::1", "::ffff:1.2.3.4", "g::", "1:2", "a.b.c.d", "1.2.3.x"} {
+		_, err := netip.ParseAddr(s)
+		if got := isAddress(s); got != (err == nil) {
+			t.Errorf("%q: %v, ParseAddr says %v", s, got, err)
+		}
+	}
+}
