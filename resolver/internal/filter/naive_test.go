@@ -164,7 +164,7 @@ func naiveMatch(rules []naiveRule, name string, chosen func(int) bool, q *Query)
 				continue
 			}
 			res.deciding[[2]int{r.list, int(r.Line)}] = 0
-			if best == 2 && r.Mods.Rewrite.Type == q.Type {
+			if best == 2 && q.Type != 0 && r.Mods.Rewrite.Type == q.Type { // type 0 stands for a rewrite to nothing
 				res.answers = append(res.answers, r.Mods.Rewrite.Value)
 			}
 		}
