@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -270,10 +272,7 @@ func TestDamagedHead(t *testing.T) {
 	c := open(t, Options{Dir: dir, Guard: GuardOptions{Share: 0.01, Min: 1}})
 	d := c.Dataset(Users)
 	var removals []Change
-	for key := range state.records {
-		if len(removals) == 40 {
-			break
-		}
+	for _, key := range slices.Sorted(maps.Keys(state.records))[:40] {
 		removals = append(removals, gone(key))
 	}
 	for i := range removals {

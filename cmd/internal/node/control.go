@@ -154,7 +154,7 @@ func (s syncControl) Repair(_ context.Context, kind string) (bool, error) {
 func (n *Node) datasetMetrics() (out []resolver.DatasetMetrics) {
 	for _, d := range n.sync.Status().Datasets {
 		out = append(out, resolver.DatasetMetrics{
-			Kind: string(d.Kind), State: d.State.String(), Revision: d.Revision, Head: max(d.Head, d.Revision),
+			Kind: string(d.Kind), State: d.State.String(), Revision: d.Revision, Head: max(d.Head, d.Revision), Persisted: d.PersistedRevision,
 			Records: d.Records, Overlay: uint64(d.Overlay), Bytes: d.Bytes, MemoryBytes: int64(d.MemoryBytes),
 			LagSeconds: max(d.AtHead.Seconds(), 0), GuardTripped: d.GuardTripped, Users: d.Totals.Users,
 		})

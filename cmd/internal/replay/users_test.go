@@ -201,7 +201,7 @@ func TestReplay(t *testing.T) {
 			return judge(udpFrom("127.0.0.2", r.udp)("ads.com.", dns.TypeA)) + "," + judge(udpFrom("127.0.0.3", r.udp)("ads.com.", dns.TypeA))
 		}
 		for _, r := range w.resolvers {
-			until(t, 20*time.Second, func() bool { return verdicts(r) == "blocked,passed" })
+			until(t, 20*time.Second, func() bool { return verdicts(r) == "blocked,passed" && persisted(t, r) })
 		}
 		var asked, failed atomic.Int64
 		stop := make(chan struct{})

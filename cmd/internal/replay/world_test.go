@@ -52,8 +52,8 @@ type world struct {
 // A node is a resolver process with what it needs to be started again.
 type node struct {
 	*proc
-	config        string
-	udp, dot, doh string
+	config              string
+	udp, dot, doh, http string
 }
 
 // A proc is a running program whose log lines can be waited for.
@@ -179,6 +179,7 @@ func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
 	for i := range resolvers {
 		n := &node{config: filepath.Join(w.dir, fmt.Sprintf("resolver%d.yaml", i))}
 		udp, dot, doh := freePort(t), freePort(t), freePort(t)
+		n.http = fmt.Sprintf("127.0.0.1:%d", freePort(t))
 		n.udp, n.dot, n.doh = fmt.Sprintf("127.0.0.1:%d", udp), fmt.Sprintf("127.0.0.1:%d", dot), fmt.Sprintf("127.0.0.1:%d", doh)
 		write(t, n.config, fmt.Sprintf(`
 data_dir: %q
@@ -189,9 +190,9 @@ identify: { server_names: ["dns.test"] }
 recursion: { root_hints_file: %q, upstream_port: %d, do_not_query: [], local_zones: none, ipv6: false, prime_root: false }
 users: { services: [%q] }
 limits: { class: 512m }
-http: { listen: "" }
+http: { listen: %q }
 admin: { listen: "" }
-`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, w.service))
+`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, w.service, n.http))
 		w.resolvers = append(w.resolvers, n)
 		w.startResolver(n)
 		n.wait("msg=ready")
@@ -326,4 +327,29 @@ func dohAs(t *testing.T, device, server string) asker {
 		m := new(dns.Msg)
 		return m, m.Unpack(body)
 	}
+}
+
+// persisted reports whether a resolver has all its user data on disk; it writes it in groups.
+func persisted(t *testing.T, n *node) bool {
+	t.Helper()
+	r, err := http.Get("http://" + n.http + "/metrics")
+	if err != nil {
+		t.Log(err)
+		return false
+	}
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		t.Log(err)
+		return false
+	}
+	value := func(name string) string {
+		_, rest, found := strings.Cut(string(body), "\n"+name+`{dataset="users"} `)
+		if !found {
+			t.Fatalf("no metric %s", name)
+		}
+		v, _, _ := strings.Cut(rest, "\n")
+		return v
+	}
+	return value("sluice_dataset_revision") == value("sluice_dataset_persisted_revision")
 }

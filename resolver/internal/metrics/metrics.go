@@ -117,6 +117,7 @@ type Dataset struct {
 	Kind             string // "users", "catalogue", "config" or "secrets"
 	State            string // one of States
 	Revision, Head   uint64
+	Persisted        uint64 // revision that a restart would find
 	Records, Overlay uint64
 	Bytes            uint64 // of keys and records
 	MemoryBytes      int64
@@ -174,6 +175,7 @@ var (
 	syncState    = desc("sync_state", "State of user data: 0 cold, 1 stale, 2 fresh, 3 suspect, 4 unpersisted.")
 
 	dataRevision = desc("dataset_revision", "Revision of a dataset that is served.", "dataset")
+	dataOnDisk   = desc("dataset_persisted_revision", "Revision of a dataset that a restart would find on disk.", "dataset")
 	dataHead     = desc("dataset_head", "Newest revision of a dataset that the service told of.", "dataset")
 	dataState    = desc("dataset_state", "1 for the state a dataset is in, 0 for the others.", "dataset", "state")
 	dataRecords  = desc("dataset_records", "Records of a dataset.", "dataset")
@@ -191,7 +193,7 @@ var (
 var descs = []*prometheus.Desc{
 	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
 	dropped, upstream, upstreamTCP, upstreamEnds, upstreamJoined, cacheEntries, cacheBytes, cacheBudget, cacheEvictions, users, overlay,
-	syncRevision, syncState, dataRevision, dataHead, dataState, dataRecords, dataOverlay, dataBytes, dataMemory, dataLag, dataGuard,
+	syncRevision, syncState, dataRevision, dataOnDisk, dataHead, dataState, dataRecords, dataOverlay, dataBytes, dataMemory, dataLag, dataGuard,
 	overloadLevel, degraded, limit,
 }
 
@@ -355,6 +357,7 @@ func (c *collector) datasets(o out) {
 	for _, d := range c.s.Datasets() {
 		held += d.Overlay
 		o.gauge(dataRevision, float64(d.Revision), d.Kind)
+		o.gauge(dataOnDisk, float64(d.Persisted), d.Kind)
 		o.gauge(dataHead, float64(d.Head), d.Kind)
 		o.gauge(dataRecords, float64(d.Records), d.Kind)
 		o.gauge(dataOverlay, float64(d.Overlay), d.Kind)

@@ -51,7 +51,7 @@ func full() Sources {
 		Caches: func() []Cache { return []Cache{{Name: "rrset", Entries: 41, Bytes: 42, Budget: 43, Evictions: 44}} },
 		Datasets: func() []Dataset {
 			return []Dataset{
-				{Kind: "users", State: "suspect", Revision: 51, Head: 52, Records: 53, Overlay: 54, Bytes: 55, MemoryBytes: 56, LagSeconds: 5.7, GuardTripped: true, Users: 58},
+				{Kind: "users", State: "suspect", Revision: 51, Head: 52, Persisted: 59, Records: 53, Overlay: 54, Bytes: 55, MemoryBytes: 56, LagSeconds: 5.7, GuardTripped: true, Users: 58},
 				{Kind: "catalogue", State: "fresh", Revision: 61, Overlay: 2},
 			}
 		},
