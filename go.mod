@@ -3,6 +3,7 @@ module github.com/sluice-dns/sluice
 go 1.26.0
 
 require (
+	github.com/cloudflare/circl v1.6.5
 	github.com/goccy/go-yaml v1.19.2
 	github.com/klauspost/compress v1.20.4
 	github.com/miekg/dns v1.1.73

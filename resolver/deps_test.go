@@ -72,12 +72,14 @@ var allowed = map[string][]string{
 	"answercache": {"/resolver/clock", "arena", "dnsname", "query", "query/settled"},
 	"iterator":    {"/resolver/clock", "dnsname", "dnswire", "query", "rrcache", "selection"},
 	"exchange":    {"/resolver/clock", "dnswire", "query"},
-	"validator":   {"/resolver/clock", "query", "query/settled"},
+	"validator":   {"/resolver/clock", "dnswire", "query", "query/settled"},
 	"render":      {"/resolver/clock", "dnsname", "dnswire", "query"},
 	"pipeline":    {"/resolver/clock", "dnswire", "query", "query/settled"},
 	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "limits", "policy", "query",
 		"query/settled", "rrcache"},
 	"metrics": {"query"},
+
+	"validator/rrsig": {"dnsname", "dnswire", "query"},
 }
 
 // importOf turns a name of the table into a path below the module.
