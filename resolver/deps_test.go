@@ -79,7 +79,8 @@ var allowed = map[string][]string{
 		"query/settled", "rrcache"},
 	"metrics": {"query"},
 
-	"validator/rrsig": {"dnsname", "dnswire", "query"},
+	"validator/denial": {"dnsname", "dnswire", "query", "validator/rrsig"},
+	"validator/rrsig":  {"dnsname", "dnswire", "query"},
 }
 
 // importOf turns a name of the table into a path below the module.

@@ -1,0 +1,259 @@
+package denial
+
+import (
+	"bytes"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// An nsec3 is an NSEC3 record: between owner and next no hash of a name in the zone lies.
+type nsec3 struct {
+	owner, next [hashLen]byte
+	optOut      bool
+	types       bitmap
+	set         int
+}
+
+// params are what makes a chain: the hash is SHA-1 always.
+type params struct {
+	iterations uint16
+	salt       string
+}
+
+// price returns what one hash costs beyond the cheapest, in SHA-1 blocks: the additional iterations, and for salts
+// that need more than one block, that many times as much.
+func (p params) price() int {
+	const padding = 9 // FIPS 180-4 section 5.1.1: a bit and a 64-bit length at least
+	blocks := (hashLen + len(p.salt) + padding + 63) / 64
+	return (int(p.iterations)+1)*blocks - 1
+}
+
+// addNSEC3 takes the record of s, unless it is malformed, stands elsewhere than directly below the apex
+// (CVE-2026-10723), or has a hash or flags that are not known (RFC 5155 sections 8.1 and 8.2).
+func (p *Proof) addNSEC3(s *query.RRset, set int) {
+	n, params, ok := parseNSEC3(s, p.zone)
+	if !ok {
+		return
+	}
+	if len(p.nsec3) == 0 {
+		p.params = params
+	}
+	p.mixed = p.mixed || params != p.params
+	n.set = set
+	p.nsec3 = append(p.nsec3, n)
+}
+
+func parseNSEC3(s *query.RRset, zone dnsname.Name) (nsec3, params, bool) {
+	n := nsec3{}
+	if !ownerHash(s.Name, zone, &n.owner) {
+		return nsec3{}, params{}, false
+	}
+	const fixed = 5 // hash algorithm, flags, iterations, length of the salt
+	rdata := s.First()
+	if len(rdata) < fixed || rdata[0] != hashSHA1 || rdata[1]&^flagOptOut != 0 {
+		return nsec3{}, params{}, false
+	}
+	n.optOut = rdata[1]&flagOptOut != 0
+	iterations := dnswire.Uint16(rdata[2:])
+	saltEnd := fixed + int(rdata[4])
+	if len(rdata) < saltEnd+1+hashLen || rdata[saltEnd] != hashLen {
+		return nsec3{}, params{}, false
+	}
+	copy(n.next[:], rdata[saltEnd+1:])
+	n.types = bitmap(rdata[saltEnd+1+hashLen:])
+	if !n.types.valid() {
+		return nsec3{}, params{}, false
+	}
+	return n, params{iterations, string(rdata[fixed:saltEnd])}, true
+}
+
+// The hash algorithm and the flag of RFC 5155 section 11.
+const (
+	hashSHA1   = 1
+	flagOptOut = 1
+)
+
+// covers reports whether h lies in the gap. The last record of a chain points to the first, and the only one of a
+// chain to itself.
+func (n *nsec3) covers(h *[hashLen]byte) bool {
+	after, before := bytes.Compare(h[:], n.owner[:]) > 0, bytes.Compare(h[:], n.next[:]) < 0
+	if bytes.Compare(n.owner[:], n.next[:]) < 0 {
+		return after && before
+	}
+	return after || before && *h != n.owner
+}
+
+// A place is what the records say of one name: at most one of match and cover is set.
+type place struct{ match, cover *nsec3 }
+
+func (p *Proof) place(name dnsname.Name) (pl place, err error) {
+	h, err := p.hasher.hash(name, p.params)
+	if err != nil {
+		return place{}, err
+	}
+	for i := range p.nsec3 {
+		if p.nsec3[i].owner == h {
+			return place{match: &p.nsec3[i]}, nil
+		}
+	}
+	for i := range p.nsec3 {
+		if p.nsec3[i].covers(&h) {
+			return place{cover: &p.nsec3[i]}, nil
+		}
+	}
+	return place{}, nil
+}
+
+// An enclosure is the closest provable encloser of a name (RFC 5155 section 8.3), and what is said of the next
+// closer name. If the name itself has a record, encloser is the name, and there is no next closer name.
+type enclosure struct {
+	encloser   dnsname.Name
+	at         *nsec3
+	nextCloser dnsname.Name
+	cover      *nsec3
+}
+
+// enclose finds the closest encloser that a record matches. failed, if not nil, is the outcome in its stead.
+func (p *Proof) enclose(name dnsname.Name) (e enclosure, failed *Result) {
+	var below place
+	for at := name; at.IsWithin(p.zone); at = at.Parent() {
+		pl, err := p.place(at)
+		if err != nil {
+			return enclosure{}, limited(err)
+		}
+		if pl.match == nil {
+			e.nextCloser, below = at, pl
+			continue
+		}
+		e.encloser, e.at, e.cover = at, pl.match, below.cover
+		switch {
+		case at == name:
+		case e.at.types.foreignBelow():
+			return e, failure(EDEBogus, reasonParent)
+		case e.cover == nil:
+			return e, failure(EDENSECMissing, "no record covers the next closer name")
+		}
+		return e, nil
+	}
+	return e, failure(EDENSECMissing, "no record matches an encloser of the name")
+}
+
+// proven returns the outcome of a proof that rests on e, and on w beside it, if not nil.
+func (e *enclosure) proven(w *nsec3) Result {
+	r := proven(e.encloser, e.at.set)
+	r.NextCloser = e.nextCloser
+	r.covered(e.cover)
+	if w != nil {
+		r.use(w.set)
+	}
+	return r
+}
+
+// covered notes that the proof rests on c covering the next closer name.
+func (r *Result) covered(c *nsec3) {
+	r.use(c.set)
+	if c.optOut { // RFC 5155 section 9.2
+		r.Status, r.OptOut, r.Reason = query.Insecure, true, "opt-out covers the name"
+	}
+}
+
+func failure(ede uint16, reason string) *Result {
+	r := bogus(ede, reason)
+	return &r
+}
+
+func limited(err error) *Result {
+	return &Result{Status: query.Bogus, EDE: query.NoEDE, Reason: "too many NSEC3 hashes", Err: err}
+}
+
+func (p *Proof) nameErrorNSEC3(name dnsname.Name) Result {
+	e, failed := p.enclose(name)
+	switch {
+	case failed != nil:
+		return *failed
+	case e.encloser == name:
+		return bogus(EDEBogus, reasonExists)
+	}
+	wildcard := wildcardBelow(e.encloser)
+	if wildcard == name {
+		return e.proven(nil)
+	}
+	w, err := p.place(wildcard)
+	switch {
+	case err != nil:
+		return *limited(err)
+	case w.match != nil:
+		return bogus(EDEBogus, reasonWildcard)
+	case w.cover == nil:
+		return bogus(EDENSECMissing, reasonWildcard)
+	}
+	return e.proven(w.cover)
+}
+
+func (p *Proof) noDataNSEC3(name dnsname.Name, typ uint16) Result {
+	e, failed := p.enclose(name)
+	switch {
+	case failed != nil:
+		return *failed
+	case e.encloser == name:
+		if reason := e.at.types.lack(typ, name, p.zone); reason != "" {
+			return bogus(EDEBogus, reason)
+		}
+		return proven("", e.at.set)
+	}
+	wildcard := wildcardBelow(e.encloser)
+	if wildcard != name {
+		w, err := p.place(wildcard)
+		if err != nil {
+			return *limited(err)
+		}
+		if w.match != nil {
+			if reason := w.match.types.lack(typ, wildcard, p.zone); reason != "" {
+				return bogus(EDEBogus, reason)
+			}
+			return e.proven(w.match)
+		}
+	}
+	if e.cover.optOut {
+		// The name may be an insecure delegation, whose DS is asked for (RFC 5155 section 8.6), or stand below one
+		// and be unsigned, or be an empty non-terminal above some (RFC 5155 section 7.1).
+		return e.proven(nil)
+	}
+	return bogus(EDENSECMissing, "neither the name nor a wildcard is shown to exist")
+}
+
+func (p *Proof) expansionNSEC3(name dnsname.Name, labels int) Result {
+	nextCloser := name.Suffix(labels + 1)
+	pl, err := p.place(nextCloser)
+	switch {
+	case err != nil:
+		return *limited(err)
+	case pl.match != nil:
+		return bogus(EDEBogus, "a name closer than the wildcard exists")
+	case pl.cover == nil:
+		return bogus(EDENSECMissing, "no record covers the next closer name")
+	}
+	r := proven(nextCloser.Parent())
+	r.NextCloser = nextCloser
+	r.covered(pl.cover)
+	return r
+}
+
+func (p *Proof) delegationNSEC3(name dnsname.Name) (Cut, Result) {
+	e, failed := p.enclose(name)
+	switch {
+	case failed != nil:
+		return Unproven, *failed
+	case e.encloser == name:
+		cut, reason := e.at.types.cut()
+		if cut == Unproven {
+			return cut, bogus(EDEBogus, reason)
+		}
+		return cut, proven("", e.at.set)
+	case e.cover.optOut:
+		return InsecureCut, e.proven(nil)
+	}
+	return NoCut, e.proven(nil)
+}
