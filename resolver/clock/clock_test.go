@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,6 +33,38 @@ func TestElapsedOutsideTests(t *testing.T) {
 	if a <= 0 || b < a {
 		t.Errorf("Elapsed went from %d to %d", a, b)
 	}
+	// It is CLOCK_BOOTTIME, read from both sides, in many goroutines.
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for range 4 {
+		wg.Go(func() {
+			last := Instant(0)
+			for range 20000 {
+				before := boottime()
+				now := Elapsed()
+				if now < last || now > boottime() || before.Sub(now) > 100*time.Millisecond {
+					t.Errorf("Elapsed is %d after %d, when CLOCK_BOOTTIME was %d", now, last, before)
+					return
+				}
+				last = now
+			}
+		})
+	}
+}
+
+func BenchmarkElapsed(b *testing.B) {
+	inTest = false
+	defer func() { inTest = true }()
+	b.Run("elapsed", func(b *testing.B) {
+		for b.Loop() {
+			Elapsed()
+		}
+	})
+	b.Run("boottime", func(b *testing.B) {
+		for b.Loop() {
+			boottime()
+		}
+	})
 }
 
 func TestAddSaturates(t *testing.T) {
