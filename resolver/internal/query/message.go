@@ -28,6 +28,8 @@ type Message struct {
 	Subnet  []byte // client subnet option as it came
 	EDE     uint16 // first extended error, NoEDE if none
 	EDEText string
+
+	Dropped int // records left out because their RDATA was malformed
 }
 
 // NoEDE is the value that stands for "no extended DNS error".
@@ -71,11 +73,12 @@ func ReadMessage(wire []byte) (*Message, error) {
 		return nil, fmt.Errorf("%w: more than %d records", ErrMalformed, maxRRs)
 	}
 	for _, s := range []struct {
-		count uint16
-		to    *[]RRset
-		name  string
-	}{{m.Header.AN, &m.Answer, "answer"}, {m.Header.NS, &m.Authority, "authority"}, {m.Header.AR, &m.Additional, "additional"}} {
-		if err := r.section(m, int(s.count), s.to); err != nil {
+		count  uint16
+		to     *[]RRset
+		name   string
+		needed bool // a set that is left out whole would change what the message says
+	}{{m.Header.AN, &m.Answer, "answer", true}, {m.Header.NS, &m.Authority, "authority", true}, {m.Header.AR, &m.Additional, "additional", false}} {
+		if err := r.section(m, int(s.count), s.to, s.needed); err != nil {
 			return nil, fmt.Errorf("%w: %s section: %v", ErrMalformed, s.name, err)
 		}
 	}
@@ -97,11 +100,12 @@ type sig struct {
 	rdata   []byte
 }
 
-func (r *reader) section(m *Message, count int, to *[]RRset) error {
-	type key struct {
-		name       dnsname.Name
-		typ, class uint16
-	}
+type key struct {
+	name       dnsname.Name
+	typ, class uint16
+}
+
+func (r *reader) section(m *Message, count int, to *[]RRset, needed bool) error {
 	var index map[key]int // made when a linear look would get long
 	find := func(k key) int {
 		if index != nil {
@@ -130,6 +134,7 @@ func (r *reader) section(m *Message, count int, to *[]RRset) error {
 		return len(*to) - 1
 	}
 	var sigs []sig
+	var dropped []key
 	var buf [dnsname.MaxLen + 1]byte
 	var last dnsname.Name
 	for range count {
@@ -151,7 +156,11 @@ func (r *reader) section(m *Message, count int, to *[]RRset) error {
 		}
 		var ok bool
 		if r.rdata, ok = r.names.AppendRData(r.rdata[:0], r.msg, rr); !ok {
-			return fmt.Errorf("%s record of %s with malformed RDATA", dnswire.TypeText(rr.Type), last)
+			m.Dropped++
+			if needed {
+				dropped = append(dropped, key{last, rr.Type, rr.Class})
+			}
+			continue
 		}
 		ttl := dnswire.ClampTTL(rr.TTL)
 		if rr.Type == dnswire.TypeRRSIG {
@@ -169,6 +178,12 @@ func (r *reader) section(m *Message, count int, to *[]RRset) error {
 				return fmt.Errorf("more than %d %s records of %s", MaxRRsPerSet, dnswire.TypeText(rr.Type), last)
 			}
 			s.Data = AppendRData(s.Data, r.rdata)
+		}
+	}
+	for _, k := range dropped {
+		// A broken signature is as good as none: what it covers will be missed by whoever needs it.
+		if k.typ != dnswire.TypeRRSIG && find(k) < 0 {
+			return fmt.Errorf("no %s record of %s has well-formed RDATA", dnswire.TypeText(k.typ), k.name)
 		}
 	}
 	for _, g := range sigs {

@@ -89,11 +89,18 @@ type Query struct {
 	// Set by Read.
 
 	ID       uint16
+	Opcode   uint8 // as sent: responses echo it
 	RD, AD   bool
 	Question Question // Name points into name below; CD and DO are the client's
 	EDNS     EDNS
 	// AsIs is the question's name as the client spelled it: answers echo its letter case.
 	AsIs []byte
+
+	// ServerCookie is what goes back to a client that sent a cookie (RFC 7873), set as the query is admitted;
+	// CookieOK says that the one it sent was ours for its address, so that the address is not forged.
+	ServerCookie [16]byte
+	HasCookie    bool
+	CookieOK     bool
 
 	name [dnsname.MaxLen + 1]byte
 
@@ -192,7 +199,8 @@ const (
 // Read reads a message in place. After NoFault q holds everything that was asked; after any other fault but
 // Ignore at least ID and RD are set.
 func (q *Query) Read(wire []byte) Fault {
-	q.ID, q.RD, q.AD, q.AsIs, q.EDNS = 0, false, false, nil, EDNS{}
+	q.ID, q.Opcode, q.RD, q.AD, q.AsIs, q.EDNS = 0, 0, false, false, nil, EDNS{}
+	q.HasCookie, q.CookieOK = false, false
 	q.Question, q.Client, q.Turn, q.Outcome = Question{}, Client{}, Turn{}, Outcome{}
 	if len(wire) < dnswire.HeaderLen {
 		return Ignore
@@ -201,12 +209,12 @@ func (q *Query) Read(wire []byte) Fault {
 	if h.Response() {
 		return Ignore // never answer a response: two servers would talk for ever
 	}
-	q.ID, q.RD, q.AD = h.ID, h.RD(), h.AD()
+	q.ID, q.Opcode, q.RD, q.AD = h.ID, uint8(h.Opcode()), h.RD(), h.AD()
 	q.Question.CD = h.CD()
 	if h.Opcode() != dnswire.OpcodeQuery {
 		return NotImp
 	}
-	if h.QD != 1 || h.AN != 0 || h.NS != 0 || h.TC() {
+	if h.QD != 1 || h.AN != 0 || h.NS > 1 || h.TC() {
 		return FormErr
 	}
 	end := dnswire.PlainName(wire, dnswire.HeaderLen)
@@ -220,7 +228,16 @@ func (q *Query) Read(wire []byte) Fault {
 	q.Question.Name = dnsname.Name(unsafe.String(&q.name[0], n))
 	q.Question.Type = dnswire.Uint16(wire[end:])
 	q.Question.Class = dnswire.Uint16(wire[end+2:])
-	return q.readAdditional(wire, end+4, int(h.AR))
+	off := end + 4
+	if h.NS == 1 { // IXFR alone, which is refused as such, has a SOA record there (RFC 1995 section 3)
+		if q.Question.Type != dnswire.TypeIXFR {
+			return FormErr
+		}
+		if _, off = dnswire.ReadRR(wire, off); off < 0 {
+			return FormErr
+		}
+	}
+	return q.readAdditional(wire, off, int(h.AR))
 }
 
 // readAdditional reads the additional section of a query, in which only OPT means anything. TSIG and SIG(0)

@@ -3,6 +3,7 @@ package query
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -52,14 +53,19 @@ func TestReadFaults(t *testing.T) {
 		tr   Transport
 		want Fault
 	}{
-		"a plain query":                {plain, UDP, NoFault},
-		"nothing":                      {nil, UDP, Ignore},
-		"eleven bytes":                 {plain[:11], UDP, Ignore},
-		"a response":                   {edit(func(b []byte) { b[2] |= 0x80 }), UDP, Ignore},
-		"NOTIFY":                       {edit(func(b []byte) { b[2] |= 4 << 3 }), UDP, NotImp},
-		"no question":                  {edit(func(b []byte) { b[5] = 0 }), UDP, FormErr},
-		"two questions":                {edit(func(b []byte) { b[5] = 2 }), UDP, FormErr},
-		"an answer":                    {edit(func(b []byte) { b[7] = 1 }), UDP, FormErr},
+		"a plain query":       {plain, UDP, NoFault},
+		"nothing":             {nil, UDP, Ignore},
+		"eleven bytes":        {plain[:11], UDP, Ignore},
+		"a response":          {edit(func(b []byte) { b[2] |= 0x80 }), UDP, Ignore},
+		"NOTIFY":              {edit(func(b []byte) { b[2] |= 4 << 3 }), UDP, NotImp},
+		"no question":         {edit(func(b []byte) { b[5] = 0 }), UDP, FormErr},
+		"two questions":       {edit(func(b []byte) { b[5] = 2 }), UDP, FormErr},
+		"an answer":           {edit(func(b []byte) { b[7] = 1 }), UDP, FormErr},
+		"an authority record": {edit(func(b []byte) { b[9] = 1 }), UDP, FormErr},
+		"IXFR with its SOA": {pack(t, func(m *dns.Msg) {
+			m.SetIxfr("example.", 1, "ns.example.", "x.example.")
+			m.Id = 0x1234
+		}), UDP, NoFault},
 		"TC":                           {edit(func(b []byte) { b[2] |= 2 }), UDP, FormErr},
 		"a compressed name":            {edit(func(b []byte) { b[12] = 0xc0 }), UDP, FormErr},
 		"a name without end":           {plain[:20], UDP, FormErr},
@@ -218,6 +224,59 @@ func TestReadMessageRefuses(t *testing.T) {
 	} {
 		if _, err := ReadMessage(wire); !errors.Is(err, ErrMalformed) {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A record that is not what its type asks for is left out, and the message is malformed if that changes what
+// it says.
+func TestReadMessageDropsBadRecords(t *testing.T) {
+	good := func(rr string) dns.RR {
+		r, err := dns.NewRR(rr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	bad := func(owner string, typ uint16, data string) dns.RR {
+		return &dns.RFC3597{Hdr: dns.RR_Header{Name: owner, Rrtype: typ, Class: dns.ClassINET, Ttl: 60}, Rdata: data}
+	}
+	const (
+		a    = "www.example. 60 A 192.0.2.1"
+		name = "www.example."
+	)
+	duplicateKeys := "0001000001000302683200010003026833" // alpn twice: form is for who uses it to judge
+	for title, c := range map[string]struct {
+		an, ns, ar []dns.RR
+		want       string // records kept by section, dropped; "" for a malformed message
+	}{
+		"one of three A":             {an: []dns.RR{good(a), bad(name, 1, "c00002"), good("www.example. 60 A 192.0.2.2")}, want: "2/0/0 dropped 1"},
+		"the only A":                 {an: []dns.RR{bad(name, 1, "c00002")}},
+		"the only A behind an alias": {an: []dns.RR{good("www.example. 60 CNAME x.example."), bad("x.example.", 1, "c00002")}},
+		"AAAA of four bytes":         {an: []dns.RR{good("www.example. 60 AAAA 2001:db8::1"), bad(name, 28, "c0000201")}, want: "1/0/0 dropped 1"},
+		"the only NS":                {ns: []dns.RR{bad("example.", 2, "ff")}},
+		"one of two NS":              {ns: []dns.RR{good("example. 60 NS a.example."), bad("example.", 2, "ff")}, want: "0/1/0 dropped 1"},
+		"glue":                       {ns: []dns.RR{good("example. 60 NS a.example.")}, ar: []dns.RR{bad("a.example.", 1, "")}, want: "0/1/0 dropped 1"},
+		"a signature":                {an: []dns.RR{good(a), bad(name, 46, "00")}, want: "1/0/0 dropped 1"},
+		"HTTPS with one key twice":   {an: []dns.RR{bad(name, 65, duplicateKeys)}, want: "1/0/0 dropped 0"},
+		"an unknown type":            {an: []dns.RR{bad(name, 65280, "")}, want: "1/0/0 dropped 0"},
+	} {
+		wire := pack(t, func(m *dns.Msg) { m.Response = true; m.Answer, m.Ns, m.Extra = c.an, c.ns, c.ar })
+		m, err := ReadMessage(wire)
+		got := ""
+		if err == nil {
+			count := func(sets []RRset) (n int) {
+				for i := range sets {
+					n += CountRData(sets[i].Data)
+				}
+				return n
+			}
+			got = fmt.Sprintf("%d/%d/%d dropped %d", count(m.Answer), count(m.Authority), count(m.Additional), m.Dropped)
+		} else if !errors.Is(err, ErrMalformed) {
+			t.Errorf("%s: %v", title, err)
+		}
+		if got != c.want {
+			t.Errorf("%s: %q (%v), want %q", title, got, err, c.want)
 		}
 	}
 }
