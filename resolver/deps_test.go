@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"/usercache/internal/pagewalk": nil,
 	"/usercache/internal/store":    {"/usercache/internal/offheap"},
 
-	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "identify", "iterator",
+	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
 		"query/settled", "render", "rrcache", "selection", "validator"},
 	"/resolver/clock":       nil,
@@ -72,6 +72,11 @@ var allowed = map[string][]string{
 	"answercache": {"/resolver/clock", "arena", "dnsname", "query", "query/settled"},
 	"iterator":    {"/resolver/clock", "dnsname", "dnswire", "query", "rrcache", "selection"},
 	"exchange":    {"/resolver/clock", "dnswire", "query"},
+
+	"forward":          {"/resolver/clock", "dnsname", "dnswire", "forward/shadow", "forward/upstream", "query", "selection"},
+	"forward/shadow":   {"/resolver/clock", "forward/upstream", "query"},
+	"forward/upstream": {"/resolver/clock", "dnswire", "query"},
+
 	"validator":   {"/resolver/clock", "dnswire", "query", "query/settled"},
 	"render":      {"/resolver/clock", "dnsname", "dnswire", "query"},
 	"pipeline":    {"/resolver/clock", "dnswire", "query", "query/settled"},

@@ -3,6 +3,7 @@ package resolver
 import (
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -38,6 +39,9 @@ type RecursionOptions struct {
 	LooseGlue         bool
 	UDPSize           uint16
 	Zones             []Zone
+	// UpstreamTLS is what DoT and DoH connections to resolvers of forward zones start from; nil means the
+	// system's roots.
+	UpstreamTLS *tls.Config
 	// Outgoing are the source addresses of upstream queries; none means that the kernel chooses.
 	Outgoing []netip.Addr
 	// QueryTimeout is how long one question may take; 0 means 8 s. ClientWaitUDP is how long after its
@@ -48,7 +52,6 @@ type RecursionOptions struct {
 // Words of packages inside, for those who fill in Options.
 type (
 	Minimise  = iterator.Minimise
-	Zone      = iterator.Zone
 	Transport = exchange.Transport
 	Name      = dnsname.Name
 )
@@ -84,6 +87,7 @@ type engine struct {
 	servers  *selection.Selector
 	exchange *exchange.Exchange
 	iterator *iterator.Iterator
+	zones    *zones
 	validate *validator.Validator
 	staleTTL uint32 // seconds; 0: nothing stale is given
 }
@@ -142,8 +146,12 @@ func newEngine(o *Options) (*engine, error) {
 		Hints: hints, Prime: o.Recursion.Prime,
 		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
 		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
-		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Zones: o.Recursion.Zones,
+		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize,
 	})
+	e.zones = newZones(e, transport, o.Recursion.UpstreamTLS)
+	if err := e.zones.set(o.Recursion.Zones); err != nil {
+		return nil, err
+	}
 	e.validate = validator.New(validator.Options{Full: !o.Answers.Minimal, Epoch: e.answers.Epoch})
 	return e, nil
 }
@@ -199,4 +207,7 @@ func (e *engine) Get(q *query.Question, now clock.Instant, buf []byte) (settled.
 }
 
 // close ends what the engine holds open; nothing may be resolving any more.
-func (e *engine) close() { e.exchange.Close() }
+func (e *engine) close() {
+	e.zones.close()
+	e.exchange.Close()
+}

@@ -302,29 +302,6 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 	return o, err
 }
 
-// zonesOf brings stub and forward zones into the resolver's form.
-func zonesOf(c *config.Sluice) (zones []resolver.Zone, err error) {
-	for _, s := range c.StubZones {
-		name, err := resolver.ParseName(s.Name)
-		if err != nil {
-			return nil, fmt.Errorf("stub_zones: %w", err)
-		}
-		zones = append(zones, resolver.Zone{Name: name, Servers: s.Addresses})
-	}
-	for _, f := range c.ForwardZones {
-		name, err := resolver.ParseName(f.Name)
-		if err != nil {
-			return nil, fmt.Errorf("forward_zones: %w", err)
-		}
-		z := resolver.Zone{Name: name, Forward: true, First: f.First}
-		for _, u := range f.Upstreams {
-			z.Servers = append(z.Servers, u.URL.Addr)
-		}
-		zones = append(zones, z)
-	}
-	return zones, nil
-}
-
 // Run serves until ctx ends, then drains. The error is what failed, nil after a drain.
 func (n *Node) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)

@@ -23,10 +23,8 @@ const (
 	// maxInFlight: one server is asked at a time; when patience with it ends, another is asked while the first
 	// may still answer.
 	maxInFlight = 3
-	// lateness is how long after patience has ended an answer is still welcome; a forwarder may itself have to
-	// resolve.
-	lateness          = 1500 * time.Millisecond
-	forwarderLateness = 5 * time.Second
+	// lateness is how long after patience has ended an answer is still welcome.
+	lateness = 1500 * time.Millisecond
 	// maxSends bounds the questions of one step.
 	maxSends = 20
 	// maxSecondOpinions is how many more servers are asked when one gave an answer that is believed only for
@@ -36,21 +34,18 @@ const (
 	// section 2.3), so their silence is not waited out.
 	minimisedTimeouts = 3
 
-	// forwardFirst is how long forwarders are waited for when there is iteration to fall back on.
-	forwardFirst = 2 * time.Second
-
 	lameFor     = 15 * time.Minute
 	servfailFor = 30 * time.Second
 )
 
 // ask asks the servers of z, one after the other, until one settles the question. The error is a *Failure.
 func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (response, error) {
+	if z.pool != nil {
+		return r.forward(z, name, typ)
+	}
 	s := step{r: r, z: z, name: name, typ: typ, minimised: minimised, secure: r.secureZone(z.name)}
 	s.results = make(chan result, maxInFlight)
 	s.end = r.tree.Deadline
-	if z.first {
-		s.end = min(s.end, clock.Elapsed().Add(forwardFirst))
-	}
 	defer s.stop()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -267,16 +262,12 @@ func (s *step) send(a *attempt) {
 	s.sends++
 	s.inFlight++
 	s.waiting = a
-	late := lateness
-	if s.z.forward {
-		late = forwarderLateness
-	}
 	ask := query.Ask{
 		Server: a.Server, Name: s.name, Type: s.typ, Class: dnswire.ClassIN,
-		RD: s.z.forward, CD: s.z.forward, DO: true,
+		DO:       true,
 		Case0x20: !o.NoCase0x20 && !a.NoCase && !s.secure && !a.tcp,
 		NoEDNS:   a.noEDNS, NoOptions: a.noOptions, UDPSize: o.UDPSize, TCP: a.tcp,
-		Timeout: min(a.patience+late, left),
+		Timeout: min(a.patience+lateness, left),
 	}
 	// Neither the root nor a top-level domain has answers for one subnet alone; they learn nothing of clients.
 	if !s.minimised && s.z.name.Labels() >= 2 || s.z.static {
@@ -369,7 +360,7 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 		s.again = again
 		return response{}, false, nil
 	}
-	res = classify(m, s.z.name, s.name, s.typ, s.z.forward)
+	res = classify(m, s.z.name, s.name, s.typ, false)
 	if o.reply.HasScope && o.reply.Scope > 0 {
 		res.subnet = s.r.q.Subnet
 	}
@@ -386,17 +377,13 @@ func (s *step) take(o result) (res response, settled bool, err error) {
 		s.refuse(a, res.why, d)
 		return res, false, nil
 	case kindEmpty:
-		if s.minimised || s.z.forward {
+		if s.minimised {
 			res.kind = kindNoData
 			break
 		}
 		s.second(a, res, "said nothing")
 		return res, false, nil
 	case kindReferral:
-		if s.z.forward { // classify makes none of a forwarder's response
-			s.refuse(a, "referred", 0)
-			return res, false, nil
-		}
 	default:
 		if res.weak {
 			s.second(a, res, "answered without authority")
@@ -506,7 +493,7 @@ func (s *step) learn(a *attempt, m *query.Message, res response, now clock.Insta
 }
 
 func (s *step) refuse(a *attempt, why string, lameFor time.Duration) {
-	if lameFor > 0 && !s.z.forward {
+	if lameFor > 0 {
 		s.r.it.opts.Servers.Lame(clock.Elapsed(), a.Server, s.z.name, lameFor)
 	}
 	s.complain(a.Server, why)

@@ -110,22 +110,22 @@ const (
 	Off
 )
 
-// A Zone is a stub or forward zone: names at or below Name, in the given view, are asked for at Servers.
+// A Zone is a stub or forward zone: names at or below Name, in the given view, are asked for elsewhere.
 type Zone struct {
-	Name    dnsname.Name
-	View    query.View
+	Name dnsname.Name
+	View query.View
+	// Servers are authoritative for a stub zone.
 	Servers []netip.AddrPort
-	// Forward: the servers are resolvers, asked with RD=1 for the whole answer. Otherwise they are
-	// authoritative for the zone.
-	Forward bool
-	// First resolves by iteration when no forwarder answers.
+	// Forward asks the resolvers of a forward zone; nil for a stub zone.
+	Forward Forwarder
+	// First resolves by iteration when no resolver of a forward zone answers.
 	First bool
 }
 
 // An Iterator resolves questions. It is safe for concurrent use.
 type Iterator struct {
 	opts     Options // constant after New
-	zones    zoneTable
+	zones    atomic.Pointer[zoneTable]
 	hints    hintSet
 	failures memory[question]
 	names    memory[dnsname.Name] // NS names that could not be resolved
@@ -150,7 +150,9 @@ func New(o Options) *Iterator {
 	if o.DoNotQuery == nil {
 		o.DoNotQuery = DefaultDoNotQuery()
 	}
-	return &Iterator{opts: o, zones: newZoneTable(o.Zones), hints: newHintSet(o.Hints)}
+	it := &Iterator{opts: o, hints: newHintSet(o.Hints)}
+	it.SetZones(o.Zones)
+	return it
 }
 
 // Limits of one resolution (hardening A). The tree's budgets come on top.
@@ -349,7 +351,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 
 // atZone asks the servers of z about name until they answer, or refer to a zone below.
 func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
-	m := minimiser{zone: z.name, name: name, at: z.name, off: r.it.opts.Minimise == Off || z.forward}
+	m := minimiser{zone: z.name, name: name, at: z.name, off: r.it.opts.Minimise == Off || z.pool != nil}
 	if !m.off && r.it.opts.Minimise == Relaxed {
 		_, m.off = r.it.broken.active(z.name, r.now)
 	}

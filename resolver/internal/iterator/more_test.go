@@ -15,6 +15,8 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/forward"
+	"github.com/sluice-dns/sluice/resolver/internal/forward/upstream"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
@@ -167,6 +169,28 @@ func TestQuestionsOfOtherKinds(t *testing.T) {
 // forgetSets empties the cache but keeps what is known of servers.
 func (r *rig) forgetSets() { r.opts.RRsets.Clear(); r.ResetLog() }
 
+// pool returns the resolver at an address as a forward zone has it.
+func pool(o *Options, addr string) Forwarder { return &lazyPool{o: o, addr: addr} }
+
+// A lazyPool is made when it is used: the exchange is not there before.
+type lazyPool struct {
+	o    *Options
+	addr string
+	once sync.Once
+	pool *forward.Pool
+}
+
+func (l *lazyPool) Forward(ctx context.Context, tree *query.Tree, a query.Ask, avoid []netip.AddrPort) (query.Reply, netip.AddrPort, error) {
+	l.once.Do(func() {
+		spec := forward.Spec{Upstreams: []forward.Upstream{{Spec: upstream.Spec{Addr: netip.AddrPortFrom(ip(l.addr), 53)}}}}
+		var err error
+		if l.pool, err = forward.New(spec, forward.Options{Options: upstream.Options{Exchange: l.o.Exchange}}); err != nil {
+			panic(err)
+		}
+	})
+	return l.pool.Forward(ctx, tree, a, avoid)
+}
+
 // Stub and forward zones, in the public tree and in a view.
 func TestConfiguredZones(t *testing.T) {
 	corp := siminternet.Zone{Name: "corp.internal.", Servers: servers(s1), Records: "www A 10.0.0.1\nout CNAME www.ecdsa.com.\nsub NS ns.sub\nns.sub A " + s2}
@@ -176,9 +200,9 @@ func TestConfiguredZones(t *testing.T) {
 	bubble(t, zones{corp, sub, internal}, func(o *Options) {
 		o.Zones = []Zone{
 			{Name: dnsname.MustParse("corp.internal."), Servers: port(s1)},
-			{Name: dnsname.MustParse("fwd.example."), Servers: port(s3), Forward: true},
-			{Name: dnsname.MustParse("ecdsa.com."), Servers: port(s3), Forward: true, View: 3},
-			{Name: dnsname.MustParse("first.example."), Servers: port("192.0.2.200"), Forward: true, First: true},
+			{Name: dnsname.MustParse("fwd.example."), Forward: pool(o, s3)},
+			{Name: dnsname.MustParse("ecdsa.com."), Forward: pool(o, s3), View: 3},
+			{Name: dnsname.MustParse("first.example."), Forward: pool(o, "192.0.2.200"), First: true},
 		}
 	}, func(r *rig) {
 		// A server that refuses the root still lets the stub's zone be resolved, and what it delegates.
@@ -190,9 +214,9 @@ func TestConfiguredZones(t *testing.T) {
 	forwarder := siminternet.Zone{Name: "holder.lab.", Servers: servers(s3)}
 	bubble(t, zones{forwarder}, func(o *Options) {
 		o.Zones = []Zone{
-			{Name: dnsname.MustParse("fwd.example."), Servers: port(s3), Forward: true},
-			{Name: dnsname.MustParse("ecdsa.com."), Servers: port(s3), Forward: true, View: 3},
-			{Name: dnsname.MustParse("rsa.org."), Servers: port("192.0.2.200"), Forward: true, First: true},
+			{Name: dnsname.MustParse("fwd.example."), Forward: pool(o, s3)},
+			{Name: dnsname.MustParse("ecdsa.com."), Forward: pool(o, s3), View: 3},
+			{Name: dnsname.MustParse("rsa.org."), Forward: pool(o, "192.0.2.200"), First: true},
 		}
 	}, func(r *rig) {
 		r.hook(s3, func(q siminternet.Query) *siminternet.Reply {

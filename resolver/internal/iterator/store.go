@@ -78,9 +78,10 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 		}
 		return res, true
 	}
-	if at, n, ok := r.it.opts.RRsets.NXCut(name, r.q.View, r.now); ok {
-		// What the operator configured below is not for the public tree to deny.
-		if z := r.it.zones.find(r.q.View, name); z == nil || !z.Name.IsWithin(at) {
+	if _, n, ok := r.it.opts.RRsets.NXCut(name, r.q.View, r.now); ok {
+		// What the operator configured is not for the public tree to deny, nor for a tree that was public
+		// before it was configured.
+		if z := r.it.Configured(r.q.View, name); z == nil || z.Name == dnsname.Root {
 			return denial(name, &n), true
 		}
 	}
@@ -180,7 +181,7 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 	now, c := r.now, r.it.opts.RRsets
 	lease := z.left(now)
 	rank := query.RankAnswer
-	if res.weak || z.forward {
+	if res.weak || z.pool != nil {
 		rank = query.RankNonAuth
 	}
 	for i := range res.chain {

@@ -24,10 +24,10 @@ type cut struct {
 	children []dnsname.Name
 	resolved int // NS names looked up for this delegation
 
-	cached  bool // the delegation was known before this run
-	static  bool // a configured zone
-	forward bool
-	first   bool
+	cached bool      // the delegation was known before this run
+	static bool      // a configured zone
+	pool   Forwarder // of a forward zone
+	first  bool
 }
 
 // left returns how long the grant lasts, in seconds, rounded up.
@@ -40,8 +40,8 @@ func (z *cut) left(now clock.Instant) uint32 {
 // above that zone. The records of type DS stand in the parent (RFC 4035 section 3.1.4.1).
 func (r *run) start(name dnsname.Name, typ uint16, above dnsname.Name) *cut {
 	from := startName(name, typ, above)
-	configured := r.it.zones.find(r.q.View, from)
-	if configured != nil && configured.Forward {
+	configured := r.it.Configured(r.q.View, from)
+	if configured != nil && configured.Forward != nil {
 		return staticCut(configured)
 	}
 	z := r.deepest(from)
@@ -75,7 +75,7 @@ func startName(name dnsname.Name, typ uint16, above dnsname.Name) dnsname.Name {
 func staticCut(z *Zone) *cut {
 	return &cut{
 		name: z.Name, granted: clock.Never, servers: slices.Clone(z.Servers),
-		static: true, forward: z.Forward, first: z.First,
+		static: true, pool: z.Forward, first: z.First,
 	}
 }
 
@@ -87,6 +87,9 @@ func (r *run) deepest(name dnsname.Name) *cut {
 	}
 	z := &cut{name: zone, granted: granted, cached: true}
 	r.fill(z, &ns, nil)
+	if c := r.it.Configured(r.q.View, zone); c != nil && c.Forward != nil {
+		return z // what the cache has of the child's own servers is a forwarder's word, which delegates nothing
+	}
 	if own, ok := r.get(zone, dnswire.TypeNS); ok && answers(&own) {
 		for d := range query.RDatas(first(own.Data, maxNames)) {
 			if name := nameIn(dnswire.TypeNS, d); name != "" && !names(&ns, name) {
@@ -363,37 +366,4 @@ func addresses(s *query.RRset) (out []netip.Addr) {
 		}
 	}
 	return out
-}
-
-// A zoneTable finds configured zones.
-type zoneTable map[zoneKey]*Zone
-
-type zoneKey struct {
-	name dnsname.Name
-	view query.View
-}
-
-func newZoneTable(zones []Zone) zoneTable {
-	t := make(zoneTable, len(zones))
-	for i := range zones {
-		z := zones[i]
-		t[zoneKey{z.Name, z.View}] = &z
-	}
-	return t
-}
-
-// find returns the deepest zone at or above name, of the view or else of the public one.
-func (t zoneTable) find(view query.View, name dnsname.Name) *Zone {
-	if len(t) == 0 {
-		return nil
-	}
-	for ; name != ""; name = name.Parent() {
-		if z := t[zoneKey{name, view}]; z != nil {
-			return z
-		}
-		if z := t[zoneKey{name, 0}]; z != nil {
-			return z
-		}
-	}
-	return nil
 }
