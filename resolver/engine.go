@@ -75,7 +75,11 @@ type CacheOptions struct {
 	// MaxStale is how long expired data is kept for when servers cannot be reached (RFC 8767); 0 means not
 	// at all. StaleTTL is the TTL it is given with; 0 means 30 s.
 	MaxStale, StaleTTL time.Duration
-	NoPrefetch         bool
+	// StaleAfter is how long a client waits for fresh data while there is stale data. Zero: not at all.
+	StaleAfter time.Duration
+	NoPrefetch bool
+	// File is where RRsets are kept while the process does not run; "" means nowhere.
+	File string
 }
 
 // An engine resolves questions: caches, iterator, validator. It implements what the pipeline wants of a
@@ -90,6 +94,10 @@ type engine struct {
 	zones    *zones
 	validate *validator.Validator
 	staleTTL uint32 // seconds; 0: nothing stale is given
+	judges   bool   // answers are validated
+	holds    holds
+	claims   claims
+	file     string
 }
 
 // answerShare is the part of the cache budget that answers get; RRsets get the rest, because answers can be
@@ -97,7 +105,7 @@ type engine struct {
 const answerShare = 4
 
 func newEngine(o *Options) (*engine, error) {
-	e := &engine{key: dnsname.NewKey(o.NameKey)}
+	e := &engine{key: dnsname.NewKey(o.NameKey), file: o.Cache.File}
 	if o.Cache.MaxStale > 0 {
 		e.staleTTL = max(uint32(o.Cache.StaleTTL/time.Second), 1)
 		if o.Cache.StaleTTL == 0 {
@@ -157,32 +165,18 @@ func newEngine(o *Options) (*engine, error) {
 }
 
 // Fetch resolves a question, settles the answer and keeps it. An answer made wholly of cached data has been
-// asked for before, so it is worth a place among the settled answers; one just fetched is not yet: its RRsets
-// are kept, and most names are asked for once.
+// asked for before, and so has one that takes the place of an older one: these are worth a place among the
+// settled answers. One just fetched is not yet: its RRsets are kept, and most names are asked for once.
 func (e *engine) Fetch(ctx context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
+	if entry, ok := e.held(q); ok {
+		return entry, nil
+	}
 	u, err := e.iterator.Resolve(ctx, tree, q)
 	if err != nil {
-		// Rather what was true a while ago than nothing (RFC 8767): the servers may be down for everybody.
-		stale, ok := query.Unvalidated{}, false
-		if e.staleTTL > 0 {
-			stale, ok = e.iterator.Cached(q, e.staleTTL)
-		}
-		if !ok {
-			return settled.Entry{}, err
-		}
-		u = stale
+		return e.insteadOf(err, q)
 	}
-	return e.settle(ctx, tree, &u, u.Cached && !u.Stale)
-}
-
-// Refresh resolves anew a question whose answer is near its end, and keeps the answer.
-func (e *engine) Refresh(ctx context.Context, tree *query.Tree, q query.Question) error {
-	u, err := e.iterator.Again(ctx, tree, q, nil)
-	if err != nil {
-		return err
-	}
-	_, err = e.settle(ctx, tree, &u, true)
-	return err
+	known := e.recovered(q)
+	return e.settle(ctx, tree, &u, u.Cached || known)
 }
 
 func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalidated, keep bool) (settled.Entry, error) {
@@ -200,8 +194,8 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 // Get looks a settled answer up.
 func (e *engine) Get(q *query.Question, now clock.Instant, buf []byte) (settled.Entry, bool, bool) {
 	entry, found := e.answers.Get(q, answercache.Hash(&e.key, q), buf, now)
-	if !found.OK || found.Stale {
-		return settled.Entry{}, false, false
+	if !found.OK {
+		return settled.Entry{}, false, false // what is past its end is given by Stale, which says so in the answer
 	}
 	return entry, found.Due && found.Claim(), true
 }

@@ -213,7 +213,7 @@ func New(o Options) (_ *Resolver, err error) {
 		},
 		InFlight:      func() int { return int(o.Limits.Value(limits.InFlight)) },
 		Outstanding:   func() int { return int(o.Limits.Value(limits.ClientOutstanding)) },
-		ClientWaitUDP: o.Recursion.ClientWaitUDP,
+		ClientWaitUDP: o.Recursion.ClientWaitUDP, StaleAfter: o.Cache.StaleAfter,
 		Log:           queryLog(o.QueryLog), Observe: o.QueryLog,
 		Logger: o.Logger,
 	})

@@ -43,9 +43,7 @@ func (c *Cache) Get(q *query.Question, hash uint64, buf []byte, now clock.Instan
 		f := Found{OK: end > now, Stale: end <= now, ref: p.Ref()}
 		if left := end.Sub(now); left <= c.prefetchLeft && f.OK && p.Freq() >= prefetchUses {
 			life := end.Sub(clock.Instant(p.Meta()))
-			f.Due = life >= prefetchLife && left <= life/10 && !p.Claimed()
-		} else if f.Stale {
-			f.Due = !p.Claimed()
+			f.Due = life >= prefetchLife && left <= life/10 && !p.Claimed() && !e.Stale()
 		}
 		return e, f
 	}
@@ -57,8 +55,8 @@ type Found struct {
 	// OK: the entry is within its TTL. Stale: it is past it, but not by more than Options.MaxStale. Never
 	// both.
 	OK, Stale bool
-	// Due: it should be fetched anew, because it is stale, or because it was used before and the last tenth
-	// of a life of at least 9 s has begun. Whoever Claims it does.
+	// Due: it should be fetched anew, because it was used before and the last tenth of a life of at least 9 s
+	// has begun. Whoever Claims it does. One made of stale data never is: its servers are left alone.
 	Due bool
 	ref arena.Ref
 }
@@ -70,10 +68,10 @@ func (f Found) Claim() bool { return f.ref.Claim() }
 // Unclaim gives a claim back, after a fetch that failed.
 func (f Found) Unclaim() { f.ref.Unclaim() }
 
-// Prefetching (hardening: prefetch storms): an answer is worth it if somebody used it before, and if its
-// life is long enough for a tenth of it to be a window.
+// Prefetching (hardening: prefetch storms): an answer is worth it after two uses, of which its second question,
+// by which it got here, is the first; and if its life is long enough for a tenth of it to be a window.
 const (
-	prefetchUses = 2
+	prefetchUses = 1
 	prefetchLife = 9 * time.Second
 )
 
@@ -127,6 +125,16 @@ func (c *Cache) Put(q *query.Question, hash uint64, e settled.Entry, now clock.I
 	w := c.table.Lock(hash ^ c.seed)
 	defer w.Unlock()
 	return w.Put(b, len(key), uint64(now))
+}
+
+// Drop forgets the answer to q.
+func (c *Cache) Drop(q *query.Question, hash uint64) {
+	var kb [32 + dnsname.MaxLen]byte
+	w := c.table.Lock(hash ^ c.seed)
+	defer w.Unlock()
+	if e, ok := w.Find(settled.AppendKey(kb[:0], q)); ok {
+		w.Delete(e)
+	}
 }
 
 // Hash returns the hash of a whole question, to be computed once and given to Get and Put.

@@ -124,9 +124,9 @@ func TestLife(t *testing.T) {
 	}{
 		{0, true, false, false},
 		{89 * s, true, false, false},
-		{91 * s, true, false, true}, // used twice before, and in its last tenth
-		{100 * s, false, true, true},
-		{149 * s, false, true, true},
+		{91 * s, true, false, true}, // used before, and in its last tenth
+		{100 * s, false, true, false},
+		{149 * s, false, true, false},
 		{150 * s, false, false, false},
 	} {
 		_, f := c.get(q, start.Add(x.at))

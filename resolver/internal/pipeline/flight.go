@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
 )
 
 type flightShard struct {
@@ -21,6 +23,9 @@ type flightShard struct {
 type flight struct {
 	waiters []*waiter
 	ids     map[clientID]struct{} // made when there are enough waiters to make looking through them slow
+	// stale, if not zero, is what those who waited have been given and who comes is given at once: nobody
+	// waits any more, the flight is for the caches.
+	stale settled.Entry
 }
 
 // A waiter is a query that cannot be answered yet. It belongs to the flight it waits in.
@@ -136,20 +141,28 @@ func (p *Pipeline) wait(w *waiter) {
 	s := p.shard(&question)
 	s.mu.Lock()
 	if f := s.m[question]; f != nil {
-		join := int(p.waiting.Load()) < p.o.Waiters() && !(w.q.Transport == query.UDP && f.has(w.client()))
+		if stale := f.stale; !stale.IsZero() {
+			s.mu.Unlock()
+			p.end(w, &fetched{entry: stale})
+			return
+		}
+		again := w.q.Transport == query.UDP && f.has(w.client())
+		join := !again && int(p.waiting.Load()) < p.o.Waiters()
 		if join {
 			p.waiting.Add(1)
 			f.add(w)
 		}
 		s.mu.Unlock()
-		if !join {
+		if !join && (again || !p.endStale(w, question)) {
 			p.drop(w) // a retransmission of what already waits, or one more than may wait: silence, never SERVFAIL
 		}
 		return
 	}
 	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
 		s.mu.Unlock()
-		p.busy(w)
+		if !p.endStale(w, question) {
+			p.busy(w)
+		}
 		return
 	}
 	f := &flight{}
@@ -188,14 +201,23 @@ const maxLeaders = 3
 // fly resolves a question and gives the answer to all who wait for it.
 func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 	defer p.running.Done()
+	defer p.soothe(s, question, f)()
 	for leaders := 1; ; leaders++ {
 		s.mu.Lock()
-		lead := f.waiters[0]
-		s.mu.Unlock()
-		if lead.tree == nil {
-			lead.tree = query.NewTree(clock.Elapsed(), p.o.Budget())
+		var lead *waiter // nil: all have been given stale data
+		var tree *query.Tree
+		if len(f.waiters) > 0 {
+			lead = f.waiters[0]
+			tree = lead.tree
 		}
-		have := p.fetch(lead.tree, question)
+		if tree == nil {
+			tree = query.NewTree(clock.Elapsed(), p.o.Budget())
+			if lead != nil {
+				lead.tree = tree
+			}
+		}
+		s.mu.Unlock()
+		have := p.fetch(tree, question)
 
 		s.mu.Lock()
 		waiters := f.waiters
@@ -210,6 +232,7 @@ func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 			continue
 		}
 		delete(s.m, question)
+		f.waiters = nil
 		p.waiting.Add(-int64(len(waiters)))
 		p.inFlight.Add(-1)
 		s.mu.Unlock()
@@ -218,6 +241,56 @@ func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 		}
 		return
 	}
+}
+
+// soothe gives stale data to those who wait in a flight, once the first of them has waited long enough and if
+// there is any. The function returned ends that.
+func (p *Pipeline) soothe(s *flightShard, question query.Question, f *flight) (stop func()) {
+	give := func() {
+		entry, ok := p.stale(question)
+		if !ok {
+			return
+		}
+		s.mu.Lock()
+		waiters := f.waiters
+		f.stale, f.waiters, f.ids = entry, nil, nil
+		p.waiting.Add(-int64(len(waiters)))
+		s.mu.Unlock()
+		for _, w := range waiters {
+			p.end(w, &fetched{entry: entry})
+		}
+	}
+	if p.o.StaleAfter <= 0 {
+		give()
+		return func() {}
+	}
+	given := make(chan struct{})
+	timer := time.AfterFunc(p.o.StaleAfter, func() { defer close(given); give() })
+	return func() {
+		if !timer.Stop() {
+			<-given
+		}
+	}
+}
+
+// stale asks the Fetcher for stale data; a panic below is counted and logged, and means that there is none.
+func (p *Pipeline) stale(question query.Question) (entry settled.Entry, ok bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.recovered(question, v)
+			entry, ok = settled.Entry{}, false
+		}
+	}()
+	return p.o.Fetch.Stale(question)
+}
+
+// endStale answers a query that may not wait with stale data, if there is any.
+func (p *Pipeline) endStale(w *waiter, question query.Question) bool {
+	entry, ok := p.stale(question)
+	if ok {
+		p.end(w, &fetched{entry: entry})
+	}
+	return ok
 }
 
 // fetch calls the Fetcher.
@@ -303,18 +376,27 @@ func (p *Pipeline) respond(w *waiter, response []byte, after query.After) {
 
 func (p *Pipeline) drop(w *waiter) { p.respond(w, nil, 0) }
 
+// maxRefreshing is how many questions may be resolved for the caches' sake at once (hardening: prefetch storms).
+const maxRefreshing = 64
+
 // refresh resolves a question for the cache's sake, if it is not being resolved already and there is room.
 func (p *Pipeline) refresh(question query.Question) {
 	s := p.shard(&question)
 	s.mu.Lock()
 	_, flying := s.m[question]
 	s.mu.Unlock()
-	if flying || int(p.inFlight.Load()) >= p.o.InFlight()/2 || !p.launch() {
+	if flying {
+		return
+	}
+	if p.refreshing.Add(1) > maxRefreshing || int(p.inFlight.Load()) >= p.o.InFlight()/2 || !p.launch() {
+		p.refreshing.Add(-1)
+		p.o.Fetch.Postpone(question)
 		return
 	}
 	go func() {
 		defer p.running.Done()
 		defer p.inFlight.Add(-1)
+		defer p.refreshing.Add(-1)
 		tree := query.NewTree(clock.Elapsed(), p.o.Budget())
 		var err error // what cannot be refreshed is served until it ends
 		p.guard(tree, question, &err, func(ctx context.Context) error { return p.o.Fetch.Refresh(ctx, tree, question) })

@@ -12,7 +12,8 @@
 //
 // Resolution is shared: one flight for each Question, whoever asks, so the flight never learns who does. A
 // query that needs a flight waits in it, which costs memory but no goroutine; how many wait is bounded, and
-// one client's retransmission joins its first query.
+// one client's retransmission joins its first query. Who has waited for a while, or may not wait, is given
+// stale data if there is any.
 package pipeline
 
 import (
@@ -69,8 +70,12 @@ type (
 	// about tree, not about the question.
 	Fetcher interface {
 		Fetch(ctx context.Context, tree *query.Tree, question query.Question) (settled.Entry, error)
-		// Refresh resolves anew what the caches still hold, and replaces it.
+		// Refresh resolves anew what the caches still hold, and replaces it. Postpone is told instead when
+		// there is no room for that now.
 		Refresh(ctx context.Context, tree *query.Tree, question query.Question) error
+		Postpone(question query.Question)
+		// Stale returns what the caches have past its end (RFC 8767), without waiting for anybody.
+		Stale(question query.Question) (settled.Entry, bool)
 	}
 
 	// A Renderer writes responses.
@@ -111,6 +116,9 @@ type Options struct {
 	Outstanding func() int
 	// ClientWaitUDP is how long after its arrival a UDP query is still answered. Zero means 5 s.
 	ClientWaitUDP time.Duration
+	// StaleAfter is how long a query waits while there is stale data to answer it with: the client response
+	// timer of RFC 8767 section 5. Zero: not at all. Resolution goes on meanwhile.
+	StaleAfter time.Duration
 
 	// Log says of a query whether observers want an event of it. Nil: of none.
 	Log func(q *query.Query) query.After
@@ -126,7 +134,7 @@ type Pipeline struct {
 	ctx context.Context // ends the flights
 
 	flights [64]flightShard
-	inFlight, waiting,
+	inFlight, waiting, refreshing,
 	panics atomic.Int64
 
 	outMu       sync.Mutex         // guards outstanding

@@ -29,6 +29,8 @@ type stages struct {
 	question              func(*query.Query) query.Verdict
 	answer                func(*query.Query, *query.Answer, query.Verdict) query.Verdict
 	fetch                 func(context.Context, *query.Tree, query.Question) (settled.Entry, error)
+	stale                 func(query.Question) (settled.Entry, bool)
+	postponed             func(query.Question)
 
 	prepare  func()
 	prepared atomic.Bool
@@ -81,6 +83,15 @@ func (s *stages) Fetch(ctx context.Context, tree *query.Tree, q query.Question) 
 func (s *stages) Refresh(ctx context.Context, tree *query.Tree, q query.Question) error {
 	_, err := s.Fetch(ctx, tree, q)
 	return err
+}
+
+func (s *stages) Postpone(q query.Question) { s.postponed(q) }
+
+func (s *stages) Stale(q query.Question) (settled.Entry, bool) {
+	if s.stale == nil {
+		return settled.Entry{}, false
+	}
+	return s.stale(q)
 }
 
 func address(q query.Question, ip string) settled.Entry {
@@ -424,6 +435,132 @@ func TestLimitsOfWaiting(t *testing.T) {
 			"c.example.1": "SERVFAIL EDE22", "a.example.2": "NOERROR A=192.0.2.1", "a.example.3": "silence"} {
 			if results[k] != want {
 				t.Errorf("%s: %s, want %s", k, results[k], want)
+			}
+		}
+		cancel()
+		p.Close()
+	})
+}
+
+// Stale data is given to those who have waited for StaleAfter, to who comes later while the flight goes on, and
+// to those who may not wait; each is answered once, and what the flight brings is for the caches.
+func TestStaleForThoseWhoWait(t *testing.T) {
+	for _, c := range []struct {
+		after, flight time.Duration
+		have          bool
+		want          [3]string // asked at once, after 1 s, after 3 s
+		at            [3]time.Duration
+	}{
+		{1800 * time.Millisecond, 6 * time.Second, true, [3]string{"old", "old", "old"}, [3]time.Duration{1800 * time.Millisecond, 1800 * time.Millisecond, 3 * time.Second}},
+		{1800 * time.Millisecond, 1200 * time.Millisecond, true, [3]string{"new", "new", "new"}, [3]time.Duration{1200 * time.Millisecond, 1200 * time.Millisecond, 4200 * time.Millisecond}},
+		{1800 * time.Millisecond, 4 * time.Second, false, [3]string{"new", "new", "new"}, [3]time.Duration{4 * time.Second, 4 * time.Second, 4 * time.Second}},
+		{0, 6 * time.Second, true, [3]string{"old", "old", "old"}, [3]time.Duration{0, time.Second, 3 * time.Second}},
+		{0, 4 * time.Second, false, [3]string{"new", "new", "new"}, [3]time.Duration{4 * time.Second, 4 * time.Second, 4 * time.Second}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			fetches := 0
+			s := &stages{
+				fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+					fetches++
+					time.Sleep(c.flight)
+					return address(q, "192.0.2.1"), nil
+				},
+				stale: func(q query.Question) (settled.Entry, bool) { return address(q, "192.0.2.9"), c.have },
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			p := start(t, ctx, s, Options{StaleAfter: c.after})
+			begun := clock.Elapsed()
+			var mu sync.Mutex
+			var got [3][]string
+			var at [3]time.Duration
+			send := func(i int) {
+				q := read(t, "www.example.", func(m *dns.Msg, q *query.Query) { m.Id, q.Transport = uint16(i), query.TCP })
+				p.Resolve(advance(p, q), func(r []byte) {
+					mu.Lock()
+					defer mu.Unlock()
+					got[i] = append(got[i], map[string]string{"NOERROR A=192.0.2.9": "old", "NOERROR A=192.0.2.1": "new"}[brief(message(t, r))])
+					at[i] = clock.Elapsed().Sub(begun)
+				})
+			}
+			send(0)
+			time.Sleep(time.Second)
+			send(1)
+			time.Sleep(2 * time.Second)
+			send(2)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			for i := range got {
+				if len(got[i]) != 1 || got[i][0] != c.want[i] || at[i] != c.at[i] {
+					t.Errorf("%+v: query %d: %v after %v, want %s after %v", c, i, got[i], at[i], c.want[i], c.at[i])
+				}
+			}
+			if f, w := p.InFlight(); f != 0 || w != 0 || fetches > 2 {
+				t.Errorf("%+v: %d flights and %d waiters are left of %d", c, f, w, fetches)
+			}
+			cancel()
+			p.Close()
+		})
+	}
+}
+
+// Who may not wait is given stale data if there is any.
+func TestStaleForThoseWhoMayNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stages{
+			fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+				time.Sleep(time.Second)
+				return address(q, "192.0.2.1"), nil
+			},
+			stale: func(q query.Question) (settled.Entry, bool) { return address(q, "192.0.2.9"), q.Name != "" },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{StaleAfter: time.Hour, InFlight: func() int { return 1 }, Waiters: func() int { return 1 }})
+		results := map[uint16]string{}
+		send := func(id uint16, name string) {
+			q := read(t, name, func(m *dns.Msg, q *query.Query) { m.Id = id })
+			p.Resolve(advance(p, q), func(r []byte) { results[id] = brief(message(t, r)) })
+		}
+		send(1, "a.example.")
+		send(2, "a.example.") // one waiter more
+		send(3, "b.example.") // one flight more
+		if results[1] != "" || results[2] != "NOERROR A=192.0.2.9" || results[3] != "NOERROR A=192.0.2.9" {
+			t.Errorf("%v", results)
+		}
+		time.Sleep(time.Minute)
+		if results[1] != "NOERROR A=192.0.2.1" {
+			t.Errorf("who waited: %q", results[1])
+		}
+		cancel()
+		p.Close()
+	})
+}
+
+// However many answers near their ends are hit at once, maxRefreshing are fetched anew at a time, and the others
+// are told of.
+func TestRefreshesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var now, most, done, postponed atomic.Int32
+		s := &stages{
+			fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+				if n := now.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				time.Sleep(time.Second)
+				now.Add(-1)
+				done.Add(1)
+				return address(q, "192.0.2.1"), nil
+			},
+			postponed: func(query.Question) { postponed.Add(1) },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, s, Options{})
+		for round := range 3 {
+			for i := range maxRefreshing + 10 {
+				p.refresh(query.Question{Name: dnsname.MustParse(fmt.Sprintf("n%d.example.", i)), Type: 1, Class: 1})
+			}
+			time.Sleep(time.Minute)
+			if most.Load() != maxRefreshing || int(done.Load()) != (round+1)*maxRefreshing || int(postponed.Load()) != (round+1)*10 {
+				t.Errorf("round %d: %d at once, %d done, %d postponed", round, most.Load(), done.Load(), postponed.Load())
 			}
 		}
 		cancel()

@@ -324,6 +324,9 @@ func (e Entry) Bytes() []byte { return e.b }
 // Epoch returns the cache epoch in which e was settled.
 func (e Entry) Epoch() uint32 { return le.Uint32(e.b[offEpoch:]) }
 
+// Stale reports whether e was made of stale data.
+func (e Entry) Stale() bool { return e.b[offFlags]&flagStale != 0 }
+
 // Expires returns when e ends.
 func (e Entry) Expires() clock.Instant { return clock.Instant(le.Uint64(e.b[offExpires:])) }
 
