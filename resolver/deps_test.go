@@ -77,7 +77,7 @@ var allowed = map[string][]string{
 	"forward/shadow":   {"/resolver/clock", "forward/upstream", "query"},
 	"forward/upstream": {"/resolver/clock", "dnswire", "query"},
 
-	"validator":   {"/resolver/clock", "dnswire", "query", "query/settled"},
+	"validator":   {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled", "rrcache", "validator/denial", "validator/rrsig"},
 	"render":      {"/resolver/clock", "dnsname", "dnswire", "query"},
 	"pipeline":    {"/resolver/clock", "dnswire", "query", "query/settled"},
 	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "limits", "policy", "query",

@@ -160,7 +160,10 @@ func newEngine(o *Options) (*engine, error) {
 	if err := e.zones.set(o.Recursion.Zones); err != nil {
 		return nil, err
 	}
-	e.validate = validator.New(validator.Options{Full: !o.Answers.Minimal, Epoch: e.answers.Epoch})
+	var err error
+	if e.validate, err = e.newValidator(o); err != nil {
+		return nil, err
+	}
 	return e, nil
 }
 

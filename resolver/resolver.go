@@ -59,6 +59,7 @@ type Options struct {
 	Access    AccessOptions
 	Identify  IdentifyOptions
 	Recursion RecursionOptions
+	DNSSEC    DNSSECOptions
 	Cache     CacheOptions
 	Answers   AnswerOptions
 	Local     LocalOptions
