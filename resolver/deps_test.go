@@ -86,6 +86,8 @@ var allowed = map[string][]string{
 
 	"validator/denial": {"dnsname", "dnswire", "query", "validator/rrsig"},
 	"validator/rrsig":  {"dnsname", "dnswire", "query"},
+
+	"validator/trustanchor": {"/resolver/clock", "dnsname", "dnswire", "query", "validator/rrsig"},
 }
 
 // importOf turns a name of the table into a path below the module.
