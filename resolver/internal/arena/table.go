@@ -31,6 +31,7 @@ package arena
 import (
 	"encoding/binary"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -727,9 +728,9 @@ func (s *shard) walk(k int, buf []byte, each func(off int, payload []byte)) {
 	}
 }
 
-// Copies calls each with a copy of every live entry, oldest segments first, holding no lock meanwhile: it is
-// for dumps, which may miss or repeat an entry that moves at that moment. An error of each ends it and is
-// returned.
+// Copies calls each with a copy of every live entry, first those of the main queue, then the others, and oldest
+// segments first, holding no lock meanwhile: it is for dumps, which may miss or repeat an entry that moves at
+// that moment. An error of each ends it and is returned.
 func (t *Table) Copies(each func(payload []byte, meta uint64) error) error {
 	type item struct {
 		from, to int
@@ -738,10 +739,14 @@ func (t *Table) Copies(each func(payload []byte, meta uint64) error) error {
 	var buf [MaxPayload]byte
 	var all []byte
 	var items []item
-	for i := range t.shards {
-		s := &t.shards[i]
+	for i := range 2 * len(t.shards) {
+		s := &t.shards[i%len(t.shards)]
 		s.mu.Lock()
-		order := append(append([]int32(nil), s.main...), s.small...)
+		queue := s.main
+		if i >= len(t.shards) {
+			queue = s.small
+		}
+		order := slices.Clone(queue)
 		s.mu.Unlock()
 		for _, k := range order {
 			all, items = all[:0], items[:0]

@@ -25,7 +25,9 @@ import (
 //	rank 1, 1 if a denial 1, seconds until its end (signed) 4, length of the payload 2, payload
 //
 // with payloads as they stand in the table: key, then value. There is no status: what a dump holds is
-// unchecked when it comes back, and the validator judges it when it is used.
+// unchecked when it comes back, and the validator judges it when it is used. A status would rest on more than
+// the data: on anchors, on negative ones and on a clock, any of which may be others when the dump is read, and
+// on a file that nothing protects but its permissions. Checking anew costs a signature for each set used.
 const (
 	dumpMagic   = "sluicerr"
 	dumpVersion = 1
@@ -36,22 +38,35 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// ErrDump is wrapped by the errors of Load that speak of what it read.
-var ErrDump = errors.New("not a usable cache dump")
+var (
+	// ErrDump is wrapped by the errors of Load that speak of what it read.
+	ErrDump = errors.New("not a usable cache dump")
+	// ErrOldDump is the error of Load for a dump so old that all in it has ended.
+	ErrOldDump = errors.New("too old: all in it has ended")
+)
 
-// Dump writes what is not past its end, or may still be had as stale, to w, and returns how many entries
-// that were. The cache goes on serving meanwhile; an entry that moves at that moment may be missing or come
-// twice. wall is the date at now.
+// Dump is DumpUntil without an early end.
 func (c *Cache) Dump(w io.Writer, now clock.Instant, wall time.Time) (int, error) {
+	return c.DumpUntil(w, now, wall, nil)
+}
+
+// DumpUntil writes what is not past its end, or may still be had as stale, to w, and returns how many entries
+// that were. What is used most comes first. If enough is not nil it is asked after every 64 KiB or so, with how
+// many bytes have been written, and ends the dump, which is then a whole one of fewer entries.
+//
+// The cache goes on serving meanwhile; an entry that moves at that moment may be missing or come twice. wall is
+// the date at now.
+func (c *Cache) DumpUntil(w io.Writer, now clock.Instant, wall time.Time, enough func(written int64) bool) (int, error) {
 	out := bufio.NewWriterSize(w, dumpBlock)
 	head := append([]byte(dumpMagic), dumpVersion)
 	head = binary.BigEndian.AppendUint64(head, uint64(wall.UnixNano()))
 	if _, err := out.Write(head); err != nil {
 		return 0, err
 	}
-	n := 0
+	n, written := 0, int64(len(head))
 	block := make([]byte, 0, maxDumpLen)
 	flush := func() error {
+		written += int64(8 + len(block))
 		var h [8]byte
 		binary.BigEndian.PutUint32(h[:], uint32(len(block)))
 		binary.BigEndian.PutUint32(h[4:], crc32.Checksum(block, castagnoli))
@@ -79,8 +94,14 @@ func (c *Cache) Dump(w io.Writer, now clock.Instant, wall time.Time) (int, error
 		if len(block) < dumpBlock {
 			return nil
 		}
-		return flush()
+		if err := flush(); err != nil || enough == nil || !enough(written) {
+			return err
+		}
+		return errEnough
 	})
+	if err == errEnough {
+		err = nil
+	}
 	if err == nil && len(block) > 0 {
 		err = flush()
 	}
@@ -96,6 +117,8 @@ func (c *Cache) Dump(w io.Writer, now clock.Instant, wall time.Time) (int, error
 	return n, nil
 }
 
+var errEnough = errors.New("enough")
+
 // Load is LoadAll without the number of entries skipped.
 func (c *Cache) Load(r io.Reader, now clock.Instant, wall time.Time) (int, error) {
 	n, _, err := c.LoadAll(r, now, wall)
@@ -103,10 +126,10 @@ func (c *Cache) Load(r io.Reader, now clock.Instant, wall time.Time) (int, error
 }
 
 // LoadAll adds what a dump holds and has not ended since, and returns how many entries were added, and how many
-// were not because they have ended or better is known. It never
-// replaces better live data. Damage ends it with an error that wraps ErrDump; what was read before stays,
+// were not because they have ended or something is known. It never
+// replaces live data. Damage ends it with an error that wraps ErrDump; what was read before stays,
 // as each block is checked before any of it is used. The dump's age is taken from the date: one from the
-// future cannot be trusted to run down, so it is refused.
+// future cannot be trusted to run down, so it is refused, and one in which everything has ended is not read.
 func (c *Cache) LoadAll(r io.Reader, now clock.Instant, wall time.Time) (n, skipped int, err error) {
 	in := bufio.NewReaderSize(r, dumpBlock)
 	var head [len(dumpMagic) + 9]byte
@@ -123,6 +146,9 @@ func (c *Cache) LoadAll(r io.Reader, now clock.Instant, wall time.Time) (n, skip
 		return 0, 0, fmt.Errorf("%w: it was written at %v, which is in the future", ErrDump, at.UTC().Format(time.RFC3339))
 	}
 	age = max(age, 0)
+	if age > c.opts.MaxTTL+c.opts.MaxStale {
+		return 0, 0, fmt.Errorf("a cache dump of %v is %w", at.UTC().Format(time.RFC3339), ErrOldDump)
+	}
 	buf := make([]byte, maxDumpLen)
 	for k := 1; ; k++ {
 		var h [8]byte
@@ -186,7 +212,7 @@ func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n, sk
 			continue // learned since: a denial of the whole name would hide it
 		}
 		m := makeMeta(end, query.Unchecked, rank, negative, c.epoch.Load())
-		if c.store(c.hash(nameHash, kind, k), payload, keyLen, m, false, now) {
+		if c.store(c.hash(nameHash, kind, k), payload, keyLen, m, overDead, now) {
 			n++
 		} else {
 			skipped++

@@ -224,8 +224,11 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 	payload = binary.AppendUvarint(payload, uint64(len(set.Data)))
 	payload = append(payload, set.Data...)
 	payload = append(payload, set.Sigs...)
-	anyway := kind == kindCut && set.Rank == query.RankGlue
-	if !c.store(c.hash(nameHash, kind, k), payload, len(key), m, anyway, now) {
+	over := overEqual
+	if kind == kindCut && set.Rank == query.RankGlue {
+		over = overAll
+	}
+	if !c.store(c.hash(nameHash, kind, k), payload, len(key), m, over, now) {
 		return false
 	}
 	if kind == kindSet && set.Rank > query.RankGlue {
@@ -236,7 +239,7 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 
 // PutNegative stores a denial of k.Name (NXDomain) or of k.Type at it (NoData), and reports whether it did:
 // its rank is that of an authoritative answer, or the highest if status is Secure. Its TTL is the least of
-// the SOA's TTL and MINIMUM (RFC 2308 section 5) and of the proof's; without either it is not stored. A
+// the SOA's TTL and MINIMUM (RFC 2308 section 5) and of the proof's; without either it is a few seconds. A
 // referral denies the DS record of its zone by a proof without SOA. A validator calls it again with the status
 // it found.
 func (c *Cache) PutNegative(k Key, kind Kind, soa query.RRset, proof []query.RRset, status query.Status, now clock.Instant) bool {
@@ -260,21 +263,30 @@ func (c *Cache) PutNegative(k Key, kind Kind, soa query.RRset, proof []query.RRs
 	payload := append(make([]byte, 0, 512), key...)
 	payload = appendDenial(payload, k.Name, soa, proof)
 	m := makeMeta(end, status, query.RankAnswer, true, c.epoch.Load())
-	return c.store(c.hash(c.hashName(k.Name), at, k), payload, len(key), m, false, now)
+	return c.store(c.hash(c.hashName(k.Name), at, k), payload, len(key), m, overEqual, now)
 }
 
 // maxProof bounds the sets of a denial: three NSEC3 records prove any, and a padded proof is not worth
 // keeping.
 const maxProof = 8
 
-// store writes an entry unless a better one is there.
-func (c *Cache) store(hash uint64, payload []byte, keyLen int, m meta, anyway bool, now clock.Instant) bool {
+// What an entry may take the place of.
+type over uint8
+
+const (
+	overDead  over = iota // what has ended
+	overEqual             // what is no better
+	overAll
+)
+
+// store writes an entry unless there is one that it may not take the place of.
+func (c *Cache) store(hash uint64, payload []byte, keyLen int, m meta, over over, now clock.Instant) bool {
 	w := c.table.Lock(hash)
 	defer w.Unlock()
 	old, ok := w.Find(payload[:keyLen])
 	if ok {
 		om := meta(old.Meta())
-		if !anyway && om.epoch() == m.epoch() && om.end() > now && om.standing() > m.standing() {
+		if alive := om.epoch() == m.epoch() && om.end() > now; alive && (over == overDead || over == overEqual && om.standing() > m.standing()) {
 			return false
 		}
 		if old.Equal(payload) { // a refresh, or a status found: the same bytes need no new place

@@ -15,7 +15,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc64"
+	"hash/crc32"
 	"sync"
 	"time"
 
@@ -46,7 +46,7 @@ const (
 	offFactsLen = 38
 	offBodyLen  = 40
 	offListGen  = 44 // generation of the filter index whose list sets the facts name; 0 none yet
-	offSum      = 48
+	offSum      = 48 // 4 bytes; 4 more are 0, for what stands behind to be aligned
 	headerLen   = 56
 
 	version   = 1
@@ -142,7 +142,7 @@ func Settle(u *query.Unvalidated, status query.Status, o Options) (Entry, error)
 	}
 	b = append(b, w.facts...)
 	b = append(b, body...)
-	le.PutUint64(b[offSum:], sum(b))
+	le.PutUint32(b[offSum:], sum(b))
 	return Entry{b}, nil
 }
 
@@ -368,15 +368,16 @@ func FromCache(b []byte) (Entry, bool) {
 // Load takes bytes from anywhere and verifies them; the error is ErrDamaged.
 func Load(b []byte) (Entry, error) {
 	e, ok := FromCache(b)
-	if !ok || le.Uint64(b[offSum:]) != sum(b) {
+	if !ok || le.Uint32(b[offSum:]) != sum(b) {
 		return Entry{}, ErrDamaged
 	}
 	return e, nil
 }
 
-var table = crc64.MakeTable(crc64.ECMA)
+// castagnoli is the polynomial for which processors have an instruction.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // sum covers everything but itself.
-func sum(b []byte) uint64 {
-	return crc64.Update(crc64.Checksum(b[:offSum], table), table, b[headerLen:])
+func sum(b []byte) uint32 {
+	return crc32.Update(crc32.Checksum(b[:offSum], castagnoli), castagnoli, b[offSum+4:])
 }
