@@ -42,9 +42,9 @@ var allowed = map[string][]string{
 	"/usercache/internal/pagewalk": nil,
 	"/usercache/internal/store":    {"/usercache/internal/offheap"},
 
-	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
+	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
-		"query/settled", "render", "rrcache", "selection", "validator"},
+		"query/settled", "rebinding", "render", "rrcache", "selection", "validator"},
 	"/resolver/clock":       nil,
 	"/resolver/siminternet": {"/resolver/clock", "simnet"},
 
@@ -77,9 +77,12 @@ var allowed = map[string][]string{
 	"forward/shadow":   {"/resolver/clock", "forward/upstream", "query"},
 	"forward/upstream": {"/resolver/clock", "dnswire", "query"},
 
-	"validator":   {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled", "rrcache", "validator/denial", "validator/rrsig"},
-	"render":      {"/resolver/clock", "dnsname", "dnswire", "query"},
-	"pipeline":    {"/resolver/clock", "dnswire", "query", "query/settled"},
+	"validator": {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled", "rrcache", "validator/denial", "validator/rrsig"},
+	"render":    {"/resolver/clock", "dns64", "dnsname", "dnswire", "query", "rebinding"},
+	"cookie":    {"query"},
+	"dns64":     {"dnsname", "dnswire", "query"},
+	"rebinding": {"dnsname", "dnswire", "query"},
+	"pipeline":  {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled"},
 	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "limits", "policy", "query",
 		"query/settled", "rrcache"},
 	"metrics": {"query"},

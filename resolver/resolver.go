@@ -12,6 +12,7 @@ package resolver
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -24,6 +25,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/cookie"
+	"github.com/sluice-dns/sluice/resolver/internal/dns64"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/identify"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
@@ -37,6 +40,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/pipeline"
 	"github.com/sluice-dns/sluice/resolver/internal/policy"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rebinding"
 	"github.com/sluice-dns/sluice/resolver/internal/render"
 	"github.com/sluice-dns/sluice/usercache"
 )
@@ -63,6 +67,9 @@ type Options struct {
 	Cache     CacheOptions
 	Answers   AnswerOptions
 	Local     LocalOptions
+	Rebinding RebindingOptions
+	// DNS64 is the prefix of the AAAA records that are made of A records (RFC 6147); none if it is zero.
+	DNS64 netip.Prefix
 
 	Listeners Listeners
 	// Transport opens the ways to servers; nil means real sockets.
@@ -91,6 +98,12 @@ type AnswerOptions struct {
 	MaxUDP  int
 	Minimal bool
 	EDE     bool
+}
+
+// RebindingOptions keep private addresses out of public answers; see package rebinding.
+type RebindingOptions struct {
+	Addresses []netip.Prefix
+	Domains   []Name
 }
 
 // LocalOptions say what is answered without asking anybody.
@@ -187,6 +200,7 @@ func New(o Options) (_ *Resolver, err error) {
 	}
 	local, err := localdata.New(localdata.Options{
 		Zones: o.Local.DefaultZones, Except: except, Records: o.Local.Records, NodeID: o.NodeID, Version: o.Local.Version,
+		IPv4Only: o.DNS64.IsValid(),
 	})
 	if err != nil {
 		return nil, err
@@ -203,9 +217,11 @@ func New(o Options) (_ *Resolver, err error) {
 		Relays: o.Identify.Relays, Dedicated: o.Identify.Dedicated, DefaultDevice: o.Identify.DefaultDevice,
 		Stranger: o.Identify.Stranger, WhenCold: o.Identify.WhenCold,
 	})
-	r.path = pipeline.New(r.ctx, pipeline.Options{
+	var secret [32]byte
+	rand.Read(secret[:])
+	path := pipeline.Options{
 		Gate: gate, Identify: ident, Policy: r.policy, Local: local, Answers: r.engine, Fetch: r.engine,
-		Render: render.New(render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE}),
+		Cookies: cookie.New(secret),
 		Budget: func() query.Budget {
 			return query.Budget{
 				Time:    o.Recursion.QueryTimeout,
@@ -215,9 +231,22 @@ func New(o Options) (_ *Resolver, err error) {
 		InFlight:      func() int { return int(o.Limits.Value(limits.InFlight)) },
 		Outstanding:   func() int { return int(o.Limits.Value(limits.ClientOutstanding)) },
 		ClientWaitUDP: o.Recursion.ClientWaitUDP, StaleAfter: o.Cache.StaleAfter,
-		Log:           queryLog(o.QueryLog), Observe: o.QueryLog,
+		Log: queryLog(o.QueryLog), Observe: o.QueryLog,
 		Logger: o.Logger,
-	})
+	}
+	shape := render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE, NSID: o.NodeID}
+	if o.DNS64.IsValid() {
+		if shape.DNS64, err = dns64.New(o.DNS64); err != nil {
+			return nil, fmt.Errorf("DNS64: %w", err)
+		}
+		path.DNS64 = shape.DNS64
+	}
+	if len(o.Rebinding.Addresses) > 0 {
+		shape.Private = rebinding.New(o.Rebinding.Addresses, o.Rebinding.Domains)
+		path.Rebinding = shape.Private
+	}
+	path.Render = render.New(shape)
+	r.path = pipeline.New(r.ctx, path)
 	r.live = newLiveLimits(o.Limits)
 	if r.servers, err = r.newListeners(); err != nil {
 		r.Close()

@@ -2,9 +2,15 @@
 // must never leave the network, and the few names of class CH.
 //
 // The default zones are those of RFC 6303 (reverse zones of private and special addresses), RFC 6761
-// (localhost, test, invalid), RFC 7686 (onion), RFC 7793 (shared address space), RFC 8375 (home.arpa) and
-// RFC 9462 (resolver.arpa). Each is an empty zone, but for localhost and the reverse names of loopback. A
-// zone that the configuration resolves elsewhere (stub, forward), or one above it, is left out.
+// (localhost, test, invalid), RFC 6762 (local), RFC 7686 (onion), RFC 7793 (shared address space), RFC 8375
+// (home.arpa) and RFC 9462 (resolver.arpa). Each is an empty zone, but for localhost and the reverse names of
+// loopback. A zone that the configuration resolves elsewhere (stub, forward), or one above it, is left out.
+// Names that are special to others alone (alt, example) are resolved as any.
+//
+// Below resolver.arpa there is NODATA rather than NXDOMAIN (RFC 9462 section 4); records for its name
+// _dns.resolver.arpa can be configured. Whether a default zone is signed is its parent's to say: where that is
+// in the public tree, DS questions are resolved, so that validators behind us find an insecure delegation
+// instead of a bogus answer (RFC 8375 section 4).
 //
 // Lookup is called for every query: what is not local costs one look at the top-level domain. Answers are
 // Insecure and made when asked for.
@@ -27,6 +33,10 @@ import (
 type Options struct {
 	// Zones serves the default zones.
 	Zones bool
+	// IPv4Only answers for ipv4only.arpa and its reverse names, by which clients find the prefix of a DNS64
+	// resolver, whether the default zones are served or not (RFC 8880 section 7). Resolvers without DNS64 do
+	// not, and ask.
+	IPv4Only bool
 	// Except are zones that are resolved elsewhere: no default zone at or above one of them is served, nor
 	// one below it.
 	Except []dnsname.Name
@@ -52,8 +62,8 @@ const ttl = 10800
 
 // defaultZones in presentation form. Ranges are filled in by New.
 var defaultZones = []string{
-	// RFC 6761, 7686, 8375, 9462
-	"localhost.", "test.", "invalid.", "onion.", "home.arpa.", "resolver.arpa.",
+	// RFC 6761, 6762, 7686, 8375, 9462
+	"localhost.", "test.", "invalid.", "local.", "onion.", "home.arpa.", "resolver.arpa.",
 	// RFC 6303 section 4.1 and 4.2
 	"10.in-addr.arpa.", "168.192.in-addr.arpa.", "0.in-addr.arpa.", "127.in-addr.arpa.", "254.169.in-addr.arpa.",
 	"2.0.192.in-addr.arpa.", "100.51.198.in-addr.arpa.", "113.0.203.in-addr.arpa.", "255.255.255.255.in-addr.arpa.",
@@ -82,23 +92,18 @@ func New(o Options) (*Data, error) {
 		for _, z := range zones {
 			d.zone(dnsname.MustParse(z), o.Except)
 		}
-		for owner, records := range map[string]string{
-			"localhost.": "A 127.0.0.1|AAAA ::1",
-			reverse(netip.MustParseAddr("127.0.0.1")): "PTR localhost.",
-			reverse(netip.IPv6Loopback()):             "PTR localhost.",
-		} {
-			name := dnsname.MustParse(owner)
-			if !d.covered(name) {
-				continue
-			}
-			for r := range strings.SplitSeq(records, "|") {
-				rs, err := dnswire.ParseRecords(owner+" "+r+"\n", ".", "built in", ttl)
-				if err != nil {
-					return nil, err
-				}
-				d.add(rs[0])
-			}
+		d.builtIn(localhost.String(), "A 127.0.0.1", "AAAA ::1")
+		d.builtIn(reverse(netip.MustParseAddr("127.0.0.1")), "PTR localhost.")
+		d.builtIn(reverse(netip.IPv6Loopback()), "PTR localhost.")
+	}
+	if o.IPv4Only {
+		reverse170, reverse171 := reverse(netip.MustParseAddr("192.0.0.170")), reverse(netip.MustParseAddr("192.0.0.171"))
+		for _, z := range []string{ipv4only, reverse170, reverse171} {
+			d.zone(dnsname.MustParse(z), o.Except)
 		}
+		d.builtIn(ipv4only, "A 192.0.0.170", "A 192.0.0.171")
+		d.builtIn(reverse170, "PTR "+ipv4only)
+		d.builtIn(reverse171, "PTR "+ipv4only)
 	}
 	for _, r := range o.Records {
 		if r.Class != dnswire.ClassIN {
@@ -122,6 +127,22 @@ func New(o Options) (*Data, error) {
 		}
 	}
 	return d, nil
+}
+
+const ipv4only = "ipv4only.arpa."
+
+// builtIn adds records to a default zone, if that is served.
+func (d *Data) builtIn(owner string, records ...string) {
+	if !d.covered(dnsname.MustParse(owner)) {
+		return
+	}
+	for _, r := range records {
+		rs, err := dnswire.ParseRecords(owner+" "+r+"\n", ".", "built in", ttl)
+		if err != nil {
+			panic(err) // they are constants
+		}
+		d.add(rs[0])
+	}
 }
 
 func (d *Data) zone(z dnsname.Name, except []dnsname.Name) {
@@ -240,8 +261,11 @@ func (d *Data) lookup(q *query.Question, now clock.Instant) (settled.Entry, bool
 		}
 	case !exists && !inZone:
 		return settled.Entry{}, false
+	case inZone && zone == q.Name && q.Type == dnswire.TypeDS && zone.Labels() > 1:
+		return settled.Entry{}, false
 	case !inZone: // the configuration's name without this type
 		zone = q.Name
+	case !exists && zone == resolverArpa: // NODATA for everything
 	case !exists && zone != q.Name:
 		if _, ent := d.parents[q.Name]; !ent {
 			u.RCode = dnswire.RCodeNXDomain
@@ -280,7 +304,10 @@ func (d *Data) follow(u *query.Unvalidated, now clock.Instant) (settled.Entry, b
 	return settle(u, now)
 }
 
-var localhost = dnsname.MustParse("localhost.")
+var (
+	localhost    = dnsname.MustParse("localhost.")
+	resolverArpa = dnsname.MustParse("resolver.arpa.")
+)
 
 // apex returns the default zone that n is in.
 func (d *Data) apex(n dnsname.Name) (dnsname.Name, bool) {

@@ -76,6 +76,17 @@ func TestLookup(t *testing.T) {
 		{"x.test.", "A", "-"},                     // a zone below it is resolved elsewhere
 		{"x.onion.", "A", "NXDOMAIN SOA"},
 		{"onion.", "A", "NOERROR SOA"},
+		{"printer.local.", "A", "NXDOMAIN SOA"},
+		{"x.alt.", "A", "-"}, // RFC 9476: resolved as any
+		{"_dns.resolver.arpa.", "SVCB", "NOERROR SOA"},
+		{"_dns.resolver.arpa.", "A", "NOERROR SOA"},
+		{"x.resolver.arpa.", "A", "NOERROR SOA"},
+		{"home.arpa.", "DS", "-"}, // its parent is public
+		{"16.172.in-addr.arpa.", "DS", "-"},
+		{"test.", "DS", "-"}, // not served here, see Except
+		{"onion.", "DS", "NOERROR SOA"},
+		{"c.home.arpa.", "DS", "NXDOMAIN SOA"},
+		{"ipv4only.arpa.", "A", "-"}, // without DNS64 resolved as any
 		{"nas.home.arpa.", "A", "NOERROR A=192.0.2.7 A=192.0.2.8"},
 		{"nas.home.arpa.", "AAAA", "NOERROR SOA"},
 		{"b.home.arpa.", "A", "NOERROR SOA"},
@@ -102,6 +113,34 @@ func TestLookup(t *testing.T) {
 	q := query.Question{Name: dnsname.MustParse("www.example.com."), Type: 1, Class: 1}
 	if a := testing.AllocsPerRun(100, func() { d.Lookup(&q, 0) }); a != 0 {
 		t.Errorf("%v allocations for a name that is not local", a)
+	}
+}
+
+// A resolver with DNS64 knows the names by which clients find its prefix, without the default zones too.
+func TestIPv4Only(t *testing.T) {
+	d, err := New(Options{IPv4Only: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ name, typ, want string }{
+		{"ipv4only.arpa.", "A", "NOERROR A=192.0.0.170 A=192.0.0.171"},
+		{"ipv4only.arpa.", "AAAA", "NOERROR SOA"}, // of which DNS64 makes addresses
+		{"ipv4only.arpa.", "DS", "-"},
+		{"x.ipv4only.arpa.", "A", "NXDOMAIN SOA"},
+		{"171.0.0.192.in-addr.arpa.", "PTR", "NOERROR PTR=ipv4only.arpa."},
+		{"172.0.0.192.in-addr.arpa.", "PTR", "-"},
+		{"localhost.", "A", "-"},
+	} {
+		if got := say(d, c.name, c.typ, 1); got != c.want {
+			t.Errorf("%s %s: %s, want %s", c.name, c.typ, got, c.want)
+		}
+	}
+	d, err = New(Options{Zones: true, Records: records(t, "_dns.resolver.arpa. SVCB 1 dot.example. alpn=dot")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := say(d, "_dns.resolver.arpa.", "SVCB", 1); !strings.HasPrefix(got, "NOERROR SVCB=1 dot.example.") {
+		t.Errorf("a configured designation: %s", got)
 	}
 }
 

@@ -3,7 +3,8 @@
 // Sources are of three kinds. A stranger is nobody we know: over UDP its address range (an IPv4 /24, an IPv6
 // /56, which is what one customer usually has) gets so many answers a second, because its packets may be
 // forged to make us flood somebody; beyond that every second one is answered with TC=1, so that a real client
-// behind the same range gets through over TCP, and the rest is dropped. A listed source stands in
+// behind the same range gets through over TCP, and the rest is dropped. One that returns our cookie has shown
+// that its address is its own, and is not limited so. A listed source stands in
 // access.allow by a prefix of its own or in access.unlimited, and is not rate limited here; nor is loopback,
 // nor an identified client, which has limits of its user.
 //
@@ -82,7 +83,7 @@ func (g *Gate) Late(q *query.Query) query.RefuseReason {
 	if q.Transport.Encrypted() && !q.Client.Unlimited && !within(g.o.Allow, src) {
 		return query.RefuseAccess
 	}
-	if q.Client.Kind == query.Stranger && q.Transport == query.UDP && !src.IsLoopback() {
+	if q.Client.Kind == query.Stranger && q.Transport == query.UDP && !q.CookieOK && !src.IsLoopback() {
 		return g.rate(src, q.Arrived)
 	}
 	return query.NotRefused

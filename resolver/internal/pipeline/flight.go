@@ -73,7 +73,7 @@ func (f *flight) add(w *waiter) {
 func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
 	if p.o.Outstanding != nil && q.Client.Kind == query.Stranger && !q.Client.Unlimited {
 		source := q.Source.Addr()
-		if !p.enter(source) {
+		if !p.enter(source, q.CookieOK) {
 			q.Outcome.Refused = query.RefuseOutstanding
 			p.drop(&waiter{q: q, reply: reply})
 			return
@@ -103,9 +103,13 @@ func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
 	}()
 }
 
-// enter counts a stranger's waiting query, or reports that it has too many.
-func (p *Pipeline) enter(a netip.Addr) bool {
+// enter counts a stranger's waiting query, or reports that it has too many: ten times as many for an address
+// that is proven not to be forged.
+func (p *Pipeline) enter(a netip.Addr, proven bool) bool {
 	limit := p.o.Outstanding()
+	if proven {
+		limit *= 10
+	}
 	p.outMu.Lock()
 	defer p.outMu.Unlock()
 	if limit > 0 && p.outstanding[a] >= limit {

@@ -6,8 +6,8 @@
 // often as policy turns the question into another (query.MaxTurns at most). All transports use these two.
 //
 // The order inside a step: limits and access; identity; policy on the question; local data; caches; policy
-// on the answer; the response. A rewritten question or a flattened alias is one more turn of the same loop,
-// not a branch of its own. step is pure: it waits for nothing, allocates nothing, and writes only to what
+// on the answer; what is changed in it for everybody; the response. A rewritten question, a flattened alias
+// and the A records that AAAA records are made of are one more turn of the same loop, not a branch of its own. step is pure: it waits for nothing, allocates nothing, and writes only to what
 // the worker owns.
 //
 // Resolution is shared: one flight for each Question, whoever asks, so the flight never learns who does. A
@@ -27,6 +27,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
@@ -78,6 +79,24 @@ type (
 		Stale(question query.Question) (settled.Entry, bool)
 	}
 
+	// Cookies checks the cookie of a query and makes the one it gets back (RFC 7873).
+	Cookies interface {
+		Check(q *query.Query, wall time.Time)
+	}
+
+	// DNS64 says when an answer to a question of type AAAA is to be made of A records, and whether some of its
+	// own do not count; Reverse gives the name that a reverse name within its prefix is an alias of.
+	DNS64 interface {
+		Wanted(q *query.Query, a *query.Answer) bool
+		Excludes(q *query.Query, a *query.Answer) bool
+		Reverse(n dnsname.Name) (dnsname.Name, bool)
+	}
+
+	// Rebinding says whether an answer may hold private addresses for a public name.
+	Rebinding interface {
+		Offends(q *query.Query, a *query.Answer) bool
+	}
+
 	// A Renderer writes responses.
 	Renderer interface {
 		Answer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) int
@@ -95,7 +114,7 @@ type Failure interface {
 	EDE() (code uint16, text string)
 }
 
-// Options are the stages and the limits of a Pipeline. All stages are needed.
+// Options are the stages and the limits of a Pipeline. All stages are needed, but for those that say otherwise.
 type Options struct {
 	Gate     Gate
 	Identify Identifier
@@ -104,6 +123,10 @@ type Options struct {
 	Answers  Answers
 	Fetch    Fetcher
 	Render   Renderer
+	// Cookies, DNS64 and Rebinding are off if nil.
+	Cookies   Cookies
+	DNS64     DNS64
+	Rebinding Rebinding
 
 	// Budget is what one client's question may cost; read for each, so that it can be changed live.
 	Budget func() query.Budget
@@ -298,8 +321,15 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 				continue
 			}
 		}
-		entry, refresh, ok := p.data(q, now, have)
+		entry, from, ok := p.data(q, now, have)
+		if !ok && have == nil && p.reverse(q) {
+			continue
+		}
 		if !ok {
+			if have != nil && p.insteadOfFailure(q, have.err) {
+				have = nil
+				continue
+			}
 			if have != nil {
 				return done, p.fail(q, have.err, out), after
 			}
@@ -311,7 +341,7 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 			return need, 0, after
 		}
 		have = nil
-		if refresh {
+		if from == cacheDue {
 			after |= query.AfterRefresh
 		}
 		a, v := &q.Scratch.Answer, &q.Scratch.Verdict
@@ -324,6 +354,9 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 			t.Stage = query.StageQuestion
 			continue
 		}
+		if !p.edit(q, a, now, from) {
+			continue
+		}
 		if n = p.o.Render.Answer(q, a, now, out); n == 0 {
 			return silent, 0, after
 		}
@@ -331,23 +364,108 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 	}
 }
 
+// A source is where the answer to a question comes from.
+type source uint8
+
+const (
+	flown source = iota
+	local
+	cache
+	cacheDue // from the cache, and near its end
+)
+
 // data finds the answer to q.Turn.Current: what was fetched, local data, or the cache.
-func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e settled.Entry, refresh, ok bool) {
+func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e settled.Entry, from source, ok bool) {
 	cur := &q.Turn.Current
 	if have != nil {
-		return have.entry, false, !have.entry.IsZero()
+		return have.entry, flown, !have.entry.IsZero()
 	}
 	if e, ok := p.o.Local.Lookup(cur, now); ok {
-		return e, false, true
+		return e, local, true
 	}
 	if !q.RD {
-		return e, false, false
+		return e, cache, false
 	}
-	e, refresh, ok = p.o.Answers.Get(cur, now, q.Scratch.Entry[:])
+	e, refresh, ok := p.o.Answers.Get(cur, now, q.Scratch.Entry[:])
 	if ok {
 		q.Outcome.Hit = true
 	}
-	return e, refresh, ok
+	if refresh {
+		return e, cacheDue, ok
+	}
+	return e, cache, ok
+}
+
+// edit decides what is changed in an answer for everybody, and reports whether it can be written then;
+// otherwise q.Turn.Current is the next question. Local data may hold any address: the operator wrote it.
+func (p *Pipeline) edit(q *query.Query, a *query.Answer, now clock.Instant, from source) bool {
+	t := &q.Turn
+	t.Edit = 0
+	if p.o.Rebinding != nil && from != local && p.o.Rebinding.Offends(q, a) {
+		t.Edit |= query.EditPrivate
+	}
+	d := p.o.DNS64
+	if d == nil {
+		return true
+	}
+	switch {
+	case t.DNS64 == query.DNS64Asking && a.RCode == dnswire.RCodeNoError && hasAddress(a):
+		t.Edit |= query.EditSynthesise
+	case t.DNS64 == query.DNS64Asking: // no A records either: the first answer will do (RFC 6147 section 5.1.6)
+		t.DNS64, t.Current.Type = query.DNS64Failed, dnswire.TypeAAAA
+		return false
+	case t.DNS64 == query.DNS64Off && d.Wanted(q, a):
+		t.DNS64, t.Current.Type = query.DNS64Asking, dnswire.TypeA
+		t.MaxTTL = uint32(max(a.Expires.Sub(now), 0) / time.Second)
+		return false
+	case d.Excludes(q, a):
+		t.Edit |= query.EditExcluded
+	}
+	return true
+}
+
+func hasAddress(a *query.Answer) bool {
+	for off := 0; ; {
+		kind, _, next, ok := a.Facts.Next(off)
+		if !ok || kind == query.FactAddress {
+			return ok
+		}
+		off = next
+	}
+}
+
+// dns64TTL is how long AAAA records made without a denial are kept for, in seconds (RFC 6147 section 5.1.7).
+const dns64TTL = 600
+
+// insteadOfFailure goes on with the A records when servers give no answer to a question of type AAAA, as some
+// do for want of knowing it (RFC 6147 sections 5.1.2 and 5.1.3). Only if it was the servers: what failed to
+// validate, or was too much work, stays a failure.
+func (p *Pipeline) insteadOfFailure(q *query.Query, err error) bool {
+	t := &q.Turn
+	f, ok := errors.AsType[Failure](err)
+	if p.o.DNS64 == nil || t.DNS64 != query.DNS64Off || t.Current.Type != dnswire.TypeAAAA || t.Current.DO && t.Current.CD || !ok {
+		return false
+	}
+	if code, _ := f.EDE(); code != edeNoReachable && code != edeNetworkError {
+		return false
+	}
+	t.DNS64, t.Current.Type, t.MaxTTL = query.DNS64Asking, dnswire.TypeA, dns64TTL
+	return true
+}
+
+// reverse makes a question for the name of an address that DNS64 made one for the name of the IPv4 address in
+// it, behind an alias.
+func (p *Pipeline) reverse(q *query.Query) bool {
+	t := &q.Turn
+	if p.o.DNS64 == nil || t.Current.Type != dnswire.TypePTR || t.Current.Class != dnswire.ClassIN {
+		return false
+	}
+	target, ok := p.o.DNS64.Reverse(t.Current.Name)
+	if !ok || !t.Alias(target, dns64TTL) {
+		return false
+	}
+	t.Stage = query.StageQuestion
+	return true
 }
 
 // apply carries out a verdict. over is true if that ended the query; Redirected and Flattened set up the
@@ -359,13 +477,10 @@ func (p *Pipeline) apply(q *query.Query, v *query.Verdict, out []byte) (oc outco
 		return 0, 0, false
 	case query.Redirected, query.Flattened:
 		t := &q.Turn
-		if t.NumAliases == query.MaxTurns {
+		if !t.Alias(v.Target, uint32(v.Block.TTL/time.Second)) {
 			return done, p.o.Render.Error(q, dnswire.RCodeServFail, edeOther, "rewritten too often", out), true
 		}
-		t.Aliases[t.NumAliases] = query.Alias{Target: v.Target, TTL: uint32(v.Block.TTL / time.Second)}
-		t.NumAliases++
 		t.Flatten = t.Flatten || v.Kind == query.Flattened
-		t.Current.Name = v.Target
 		return 0, 0, false
 	case query.Blocked:
 		n = p.o.Render.Block(q, &v.Block, out)
@@ -395,9 +510,13 @@ const (
 	edeNotAuthoritative = 20
 	edeNotSupported     = 21
 	edeNoReachable      = 22
+	edeNetworkError     = 23
 )
 
 func (p *Pipeline) admit(q *query.Query) query.RefuseReason {
+	if p.o.Cookies != nil && q.EDNS.Cookie != nil {
+		p.o.Cookies.Check(q, clock.Wall())
+	}
 	if why := p.o.Gate.Early(q); why != query.NotRefused {
 		return why
 	}
@@ -501,6 +620,7 @@ func fillEvent(e *query.Event, q *query.Query, after query.After) {
 	name := q.Question.Name
 	if after&(query.AfterRefresh|query.AfterStaleRefresh) != 0 {
 		name = q.Turn.Current.Name // what is near its end, which policy may have put in place of what was asked
+		e.Type = q.Turn.Current.Type
 	}
 	e.NameLen = uint8(copy(e.Name[:], name))
 }

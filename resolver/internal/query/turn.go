@@ -23,6 +23,45 @@ type Turn struct {
 	Flatten bool
 	// Verdict is what policy said of the latest question.
 	Verdict Verdict
+	// Edit is what is to be changed in the answer as it is written.
+	Edit Edit
+	// DNS64 is how far the making of AAAA records has come, and MaxTTL the most that they may be kept for, in
+	// seconds (RFC 6147 section 5.1.7).
+	DNS64  DNS64
+	MaxTTL uint32
+}
+
+// An Edit is a set of changes to an answer on its way to a client. An edited answer is never Secure.
+type Edit uint8
+
+// The edits.
+const (
+	EditPrivate    Edit = 1 << iota // leave out records with private addresses (package rebinding)
+	EditExcluded                    // leave out AAAA records that do not count (RFC 6147 section 5.1.4)
+	EditSynthesise                  // make AAAA records of A records (package dns64)
+)
+
+// DNS64 is a state of the way from a question of type AAAA to one of type A.
+type DNS64 uint8
+
+// The states: no; the A records of the name are being asked for; there are none, so that the answer to the
+// question of type AAAA will do.
+const (
+	DNS64Off DNS64 = iota
+	DNS64Asking
+	DNS64Failed
+)
+
+// Alias goes on with target, behind a CNAME record with that TTL in seconds; it is false if there have been too
+// many.
+func (t *Turn) Alias(target dnsname.Name, ttl uint32) bool {
+	if t.NumAliases == MaxTurns {
+		return false
+	}
+	t.Aliases[t.NumAliases] = Alias{Target: target, TTL: ttl}
+	t.NumAliases++
+	t.Current.Name = target
+	return true
 }
 
 // An Alias is a CNAME record that policy made.

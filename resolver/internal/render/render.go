@@ -1,5 +1,6 @@
 // Package render writes the response for one client: ID, letter case, flags, aliases made by policy, TTLs,
-// EDNS, extended errors, padding, truncation.
+// EDNS, extended errors, cookies, padding, truncation; and the edits that a Turn asks for, which are AAAA
+// records made of A records and private addresses left out.
 //
 // Every method writes a whole response into a buffer of the caller and returns its length; none allocates.
 // The response never exceeds what the client's transport takes (Query.MaxResponse) nor the buffer: what does
@@ -13,9 +14,11 @@ import (
 	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dns64"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rebinding"
 )
 
 // Options tune a Renderer.
@@ -24,6 +27,11 @@ type Options struct {
 	MaxUDP int
 	// EDE: give extended errors (RFC 8914).
 	EDE bool
+	// NSID is given to clients that ask for it (RFC 5001); "" gives none. At most 128 bytes of it are used.
+	NSID string
+	// DNS64 and Private carry out the edits of their kind; needed if a Turn asks for one.
+	DNS64   *dns64.Prefix
+	Private *rebinding.Guard
 }
 
 // A Renderer writes responses. It is constant after New and safe for concurrent use.
@@ -32,6 +40,7 @@ type Renderer struct{ o Options }
 // New returns a Renderer.
 func New(o Options) *Renderer {
 	o.MaxUDP = max(o.MaxUDP, 512)
+	o.NSID = o.NSID[:min(len(o.NSID), maxNSID)]
 	return &Renderer{o}
 }
 
@@ -56,6 +65,9 @@ const (
 	paddingBlock             = 468 // RFC 8467 section 4.1
 	ourUDPSize        uint16 = 1232
 	maxReason                = 120 // bytes of EDE text
+	maxNSID                  = 128 // so that OPT fits beside any question in 512 bytes
+	cookieLen                = 24  // client and server cookie
+	strippedTTL              = 60  // seconds for which a client keeps that all addresses were left out
 	negativeSOASerial        = 1
 )
 
@@ -72,14 +84,14 @@ var noEDE = ede{code: query.NoEDE}
 func (r *Renderer) Answer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) int {
 	flags := base(q)
 	t := &q.Turn
-	if a.Status == query.Secure && (q.AD || q.Question.DO) && t.NumAliases == 0 && !t.Flatten {
+	if a.Status == query.Secure && (q.AD || q.Question.DO) && t.NumAliases == 0 && !t.Flatten && t.Edit == 0 {
 		flags |= dnswire.FlagAD
 	}
 	e := ede{code: a.EDE}
 	age := uint32(max(now.Sub(a.Settled), 0) / time.Second)
 	q.Outcome.RCode = a.RCode
-	if t.NumAliases > 0 || t.Flatten {
-		return r.behindAliases(q, a, e, age, out)
+	if t.NumAliases > 0 || t.Flatten || t.Edit != 0 {
+		return r.rewritten(q, a, e, age, out)
 	}
 
 	end := dnswire.HeaderLen + len(q.AsIs) + 4
@@ -127,6 +139,12 @@ func (r *Renderer) optLen(q *query.Query, e ede) int {
 		return 0
 	}
 	n := 11
+	if q.HasCookie {
+		n += 4 + cookieLen
+	}
+	if q.EDNS.NSID && r.o.NSID != "" {
+		n += 4 + len(r.o.NSID)
+	}
 	if r.o.EDE && e.code != query.NoEDE {
 		n += 6 + min(len(e.text), maxReason)
 	}
@@ -157,11 +175,24 @@ func (r *Renderer) finish(q *query.Query, h dnswire.Header, rcode uint16, e ede,
 			o[7] = 0x80
 		}
 		dnswire.PutUint16(o[9:], uint16(n+pad-11))
-		if n > 11 {
-			dnswire.PutUint16(o[11:], dnswire.OptionEDE)
-			dnswire.PutUint16(o[13:], uint16(n-15))
-			dnswire.PutUint16(o[15:], e.code)
-			copy(o[17:n], e.text)
+		at := 11
+		if q.HasCookie {
+			dnswire.PutUint16(o[at:], dnswire.OptionCookie)
+			dnswire.PutUint16(o[at+2:], cookieLen)
+			copy(o[at+4:], q.EDNS.Cookie[:cookieLen-len(q.ServerCookie)])
+			copy(o[at+4+cookieLen-len(q.ServerCookie):], q.ServerCookie[:])
+			at += 4 + cookieLen
+		}
+		if q.EDNS.NSID && r.o.NSID != "" {
+			dnswire.PutUint16(o[at:], dnswire.OptionNSID)
+			dnswire.PutUint16(o[at+2:], uint16(len(r.o.NSID)))
+			at += 4 + copy(o[at+4:], r.o.NSID)
+		}
+		if n > at {
+			dnswire.PutUint16(o[at:], dnswire.OptionEDE)
+			dnswire.PutUint16(o[at+2:], uint16(n-at-4))
+			dnswire.PutUint16(o[at+4:], e.code)
+			copy(o[at+6:n], e.text)
 		}
 		if pad > 0 {
 			dnswire.PutUint16(o[n:], dnswire.OptionPadding)
@@ -230,7 +261,7 @@ func (r *Renderer) headerOnly(q *query.Query, rcode uint16, out []byte) int {
 		return 0
 	}
 	q.Outcome.RCode = rcode
-	flags := dnswire.FlagQR | rcode&15
+	flags := dnswire.FlagQR | uint16(q.Opcode)<<11 | rcode&15
 	if q.RD {
 		flags |= dnswire.FlagRD
 	}
@@ -322,10 +353,7 @@ func (r *Renderer) negative(q *query.Query, rcode uint16, ttl uint32, e ede, out
 		return 0
 	}
 	m.aliases(q)
-	var soa [96]byte
-	b := append(soa[:0], soaHead...)
-	b = append(b, byte(ttl>>24), byte(ttl>>16), byte(ttl>>8), byte(ttl))
-	m.rr(1, m.owner, dnswire.TypeSOA, dnswire.ClassIN, ttl, b)
+	m.soa(ttl)
 	return r.end(q, &m, rcode, e, out)
 }
 
@@ -363,6 +391,14 @@ func (m *message) aliases(q *query.Query) {
 	}
 }
 
+// soa writes the SOA record of an answer without data.
+func (m *message) soa(ttl uint32) {
+	var soa [96]byte
+	b := append(soa[:0], soaHead...)
+	b = append(b, byte(ttl>>24), byte(ttl>>16), byte(ttl>>8), byte(ttl))
+	m.rr(1, m.owner, dnswire.TypeSOA, dnswire.ClassIN, ttl, b)
+}
+
 func (m *message) rr(section int, owner []byte, typ, class uint16, ttl uint32, rdata []byte) {
 	if !m.b.RR(owner, typ, class, ttl, rdata) {
 		m.full = true
@@ -380,10 +416,14 @@ func (r *Renderer) end(q *query.Query, m *message, rcode uint16, e ede, out []by
 	return r.finish(q, h, rcode, e, m.b.Len(), m.room, out)
 }
 
-// behindAliases writes an answer to another question than the one asked: behind the aliases that policy
-// made, or flattened to the asked name. The records are read out of the answer one by one and compressed
-// anew.
-func (r *Renderer) behindAliases(q *query.Query, a *query.Answer, e ede, age uint32, out []byte) int {
+// rewritten writes an answer that is not given as it was settled: it answers another question than the one
+// asked, behind the aliases that policy made or flattened to the asked name, or records of it are changed or
+// left out. The records are read out of the answer one by one and compressed anew.
+func (r *Renderer) rewritten(q *query.Query, a *query.Answer, e ede, age uint32, out []byte) int {
+	stripped := ede{EDEFiltered, "a private address for a public name was left out"}
+	if q.Turn.Edit&query.EditPrivate != 0 && e.code == query.NoEDE {
+		e = stripped // room for it is kept; whether it is true shows at the end
+	}
 	m, ok := r.start(q, e, out)
 	if !ok {
 		return 0
@@ -393,11 +433,25 @@ func (r *Renderer) behindAliases(q *query.Query, a *query.Answer, e ede, age uin
 	if !src.set(&q.Turn.Current, a) {
 		return r.Error(q, dnswire.RCodeServFail, EDEOther, "an answer too large to rewrite", out)
 	}
+	private, asked := 0, 0 // records left out for being private; records of the asked type
+	var v6 [16]byte
 	for section, count := range [3]uint16{a.AN, a.NS, a.AR} {
 		for range count {
 			owner, rr, rdata, ok := src.next()
 			if !ok {
 				return r.Error(q, dnswire.RCodeServFail, EDEOther, "", out)
+			}
+			ttl := rr.TTL - min(rr.TTL, age)
+			keep, isPrivate := r.keeps(q.Turn.Edit, section, owner, rr.Type, rdata)
+			if isPrivate {
+				private++
+			}
+			if !keep {
+				continue
+			}
+			if section == 0 && rr.Type == dnswire.TypeA && q.Turn.Edit&query.EditSynthesise != 0 {
+				v6 = r.o.DNS64.Embed([4]byte(rdata))
+				rr.Type, rdata, ttl = dnswire.TypeAAAA, v6[:], min(ttl, q.Turn.MaxTTL)
 			}
 			if q.Turn.Flatten && section == 0 {
 				if rr.Type != q.Question.Type {
@@ -405,10 +459,44 @@ func (r *Renderer) behindAliases(q *query.Query, a *query.Answer, e ede, age uin
 				}
 				owner = q.AsIs
 			}
-			m.rr(section, owner, rr.Type, rr.Class, rr.TTL-min(rr.TTL, age), rdata)
+			if section == 0 && rr.Type == q.Question.Type {
+				asked++
+			}
+			m.rr(section, owner, rr.Type, rr.Class, ttl, rdata)
 		}
 	}
+	switch {
+	case private == 0 && e == stripped:
+		e = noEDE
+	case private > 0 && asked == 0:
+		m.soa(strippedTTL)
+	}
 	return r.end(q, &m, a.RCode, e, out)
+}
+
+// keeps reports whether a record stays in an edited answer, and whether it goes for its private address. With
+// a set of which something is left out or changed go its signatures and, in a synthesised answer, the proof.
+func (r *Renderer) keeps(edit query.Edit, section int, owner []byte, typ uint16, rdata []byte) (keep, private bool) {
+	covered := uint16(0)
+	if typ == dnswire.TypeRRSIG && len(rdata) >= 2 {
+		covered = dnswire.Uint16(rdata)
+	}
+	if edit&query.EditPrivate != 0 {
+		if r.o.Private.Record(owner, typ, rdata) {
+			return false, true
+		}
+		switch covered {
+		case dnswire.TypeA, dnswire.TypeAAAA, dnswire.TypeSVCB, dnswire.TypeHTTPS:
+			return false, false
+		}
+	}
+	if edit&query.EditExcluded != 0 && (covered == dnswire.TypeAAAA || typ == dnswire.TypeAAAA && dns64.Excluded(rdata)) {
+		return false, false
+	}
+	if edit&query.EditSynthesise != 0 && (section > 0 || covered == dnswire.TypeA) {
+		return false, false
+	}
+	return true, false
 }
 
 // A source reads the records of an answer's body, in the message that it is part of.
