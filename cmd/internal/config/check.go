@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"net/url"
 	"os"
@@ -34,7 +35,17 @@ func (c *Sluice) checkFiles(d *decoder) {
 	for i, pair := range c.TLS.Certificates {
 		d.keyPair(fmt.Sprintf("tls.certificates[%d]", i), "cert", "key", pair.Cert, pair.Key)
 	}
-	d.zoneFile("recursion.root_hints_file", c.Recursion.RootHintsFile, checkHints)
+	hints := checkHints
+	if c.rootConfigured() {
+		// Who is asked for the root's names is configured. A file that knows no servers of the root is used by nobody.
+		hints = func(r io.Reader) error {
+			if err := checkHints(r); !errors.Is(err, errNoHints) {
+				return err
+			}
+			return nil
+		}
+	}
+	d.zoneFile("recursion.root_hints_file", c.Recursion.RootHintsFile, hints)
 	d.zoneFile("dnssec.trust_anchor_file", c.DNSSEC.TrustAnchorFile, checkAnchors)
 	for i, z := range c.PolicyZones {
 		d.readable(fmt.Sprintf("policy_zones[%d].file", i), z.File)
@@ -152,14 +163,26 @@ func serves(listeners []netip.AddrPort, a netip.AddrPort) bool {
 }
 
 // asksItself reports whether asking a would ask this very process: it is one of
-// the listeners, or loopback under a listener on every address.
+// the listeners, or an address of this machine under a listener on every address.
 func asksItself(listeners []netip.AddrPort, a netip.AddrPort) bool {
 	return slices.ContainsFunc(listeners, func(l netip.AddrPort) bool {
 		if l.Port() != a.Port() || l.Port() == 0 {
 			return false
 		}
 		everywhere := l.Addr().IsUnspecified() && (l.Addr().Is6() || a.Addr().Is4())
-		return l.Addr() == a.Addr() || everywhere && (a.Addr().IsLoopback() || a.Addr().IsUnspecified())
+		return l.Addr() == a.Addr() || everywhere && (a.Addr().IsLoopback() || a.Addr().IsUnspecified() || ofThisMachine(a.Addr()))
+	})
+}
+
+// ofThisMachine reports whether an interface has the address.
+func ofThisMachine(a netip.Addr) bool {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		return false // then nobody knows
+	}
+	return slices.ContainsFunc(addrs, func(n net.Addr) bool {
+		p, err := netip.ParsePrefix(n.String())
+		return err == nil && p.Addr() == a
 	})
 }
 
@@ -206,7 +229,7 @@ func (c *Sluice) checkUpstreams(d *decoder) {
 }
 
 func (c *Sluice) checkForward(d *decoder, key string, z ForwardZone, listeners []netip.AddrPort) {
-	primaries, urls := 0, map[string]bool{}
+	primaries, urls := 0, map[UpstreamURL]bool{}
 	for j, u := range z.Upstreams {
 		urlKey := fmt.Sprintf("%s.upstreams[%d].url", key, j)
 		if u.Role == Primary {
@@ -215,11 +238,13 @@ func (c *Sluice) checkForward(d *decoder, key string, z ForwardZone, listeners [
 		if u.URL.Text == "" {
 			continue // has a fault
 		}
-		if urls[u.URL.Text] {
+		same := u.URL
+		same.Text = ""
+		if urls[same] {
 			d.fault(urlKey, "stands twice", "each upstream once")
 		}
-		urls[u.URL.Text] = true
-		if u.URL.Addr.IsValid() && asksItself(listeners, u.URL.Addr) {
+		urls[same] = true
+		if asksItself(listeners, u.URL.Addr) {
 			d.fault(urlKey, fmt.Sprintf("%s is an address that this resolver listens on: it would ask itself", u.URL.Addr), "the address of another resolver")
 		}
 	}
@@ -444,7 +469,28 @@ func checkHints(r io.Reader) error {
 			return nil
 		}
 	}
-	return errors.New("it holds no NS record of the root with an address for it")
+	return errNoHints
+}
+
+var errNoHints = errors.New("it holds no NS record of the root with an address for it")
+
+// HoldsHints reports whether the text of a hints file names servers of the root. A configuration that was loaded may
+// lack them only if it says whom to ask for names of the root.
+func HoldsHints(text string) bool { return checkHints(strings.NewReader(text)) == nil }
+
+// rootConfigured reports whether the root is a stub or forward zone.
+func (c *Sluice) rootConfigured() bool {
+	for _, z := range c.StubZones {
+		if z.Name == "." && z.View == "" {
+			return true
+		}
+	}
+	for _, z := range c.ForwardZones {
+		if z.Name == "." && z.View == "" && !z.First {
+			return true
+		}
+	}
+	return false
 }
 
 // checkAnchors wants nothing but DS and DNSKEY records; none at all is allowed.

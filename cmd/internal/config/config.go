@@ -306,15 +306,13 @@ type Upstream struct {
 	Role Role        `yaml:"role" default:"primary"`
 }
 
-// UpstreamURL is "SCHEME://HOST[:PORT][/PATH][#NAME]". Scheme is udp, tcp, tls or
-// https. A host is an address, or for tls and https a name; the certificate must
-// be for NAME, or the host when there is none.
+// UpstreamURL is "SCHEME://ADDRESS[:PORT][/PATH][#NAME]". Scheme is udp, tcp, tls or
+// https. A resolver is given by its address, since finding it must not need one; the
+// certificate of tls and https must be for NAME, or the address when there is none.
 type UpstreamURL struct {
-	Text       string         // as written
-	Scheme     string         // "udp", "tcp", "tls", "https"
-	Addr       netip.AddrPort // valid when the host is an address
-	Host       string         // the name otherwise, without a dot at the end
-	Port       uint16
+	Text       string // as written
+	Scheme     string // "udp", "tcp", "tls", "https"
+	Addr       netip.AddrPort
 	Path       string // https only, "/dns-query" when left out
 	ServerName string // tls and https: the name or address that the certificate must be for
 }

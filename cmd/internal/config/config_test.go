@@ -243,6 +243,16 @@ func TestFaults(t *testing.T) {
 			"1:45: forward_zones[0].upstreams[0].url: |udp://192.0.2.1", "1:63: forward_zones[0].upstreams[1].url: |", "1:83: forward_zones[0].upstreams[2].url: |scheme",
 			"1:110: forward_zones[0].upstreams[3].url: |port", "1:132: forward_zones[0].upstreams[4].url: |path", "1:|forward_zones[0].upstreams[5].url: is missing",
 			"1:175: forward_zones[0].upstreams[6].url: |ask itself"}},
+		{`forward_zones: [{name: ., upstreams: [{url: "tls://dns.example.net"}, {url: "https://dns.example.net/q"}, {url: "tls://192.0.2.1#a b"}, {url: "udp://0.0.0.0"}, {url: "udp://192.0.2.1#x"}, {url: "https://192.0.2.1/?x"}]}]`, []string{
+			"1:45: forward_zones[0].upstreams[0].url: |tls://ADDRESS#dns.example.net", "1:77: forward_zones[0].upstreams[1].url: |https://ADDRESS/q#dns.example.net",
+			"1:113: forward_zones[0].upstreams[2].url: |certificate", "1:143: forward_zones[0].upstreams[3].url: |nobody", "1:167: forward_zones[0].upstreams[4].url: |encryption",
+			"1:195: forward_zones[0].upstreams[5].url: |more parts"}},
+		{`forward_zones: [{name: ., upstreams: [{url: "udp://192.0.2.1"}, {url: "udp://192.0.2.1:53", role: spare}], strategy: both}]`, []string{
+			"1:71: forward_zones[0].upstreams[1].url: |twice", "1:118: forward_zones[0].strategy: |fastest"}},
+		{`forward_zones: [{name: a, upstreams: [{url: "udp://192.0.2.1"}, {url: "tls://192.0.2.2", role: shadow}, {url: "tls://192.0.2.3", role: shadow}], strategy: quorum, quorum: 2}]`,
+			[]string{"1:172: forward_zones[0].quorum: 2 is more than the 1|"}},
+		{`forward_zones: [{name: a, upstreams: [{url: "udp://192.0.2.1"}]}, {name: A, upstreams: [{url: "udp://192.0.2.1"}], view: in}, {name: a., upstreams: [{url: "udp://192.0.2.1"}]}]`,
+			[]string{"1:134: forward_zones[2].name: |forward_zones[0] already"}},
 		{"policy_zones: [{name: a, file: sluice.yaml, action: cname}, {name: a, file: sluice.yaml, cname: b}]", []string{
 			"1:53: policy_zones[0].action: |", "1:68: policy_zones[1].name: |twice", "1:97: policy_zones[1].cname: |"}},
 		{`local_data: [{name: a, records: ["A 192.0.2.7", "B x", "A", "b. A 192.0.2.1", "$INCLUDE x", "CH TXT x", "A 192.0.2.1\nb. A 192.0.2.1"]}]`, []string{
@@ -340,7 +350,7 @@ forward_zones:
     upstreams:
       - url: udp://192.0.2.1
       - { url: "tls://192.0.2.2#dns.example.net", role: spare }
-      - { url: "https://Dns.example.net/q", role: shadow }
+      - { url: "https://192.0.2.3/q#Dns.example.net", role: shadow }
       - { url: "https://[2001:db8::1]:8443" }
 cache: { size: 64MiB, serve_stale: { client_timeout: 0s } }
 limits: { class: 2g, cache: 64MiB, pipelining: 1 }
@@ -369,10 +379,10 @@ log: { queries: stdout }
 		{fmt.Sprint(c.StubZones[0].Addresses), "[192.0.2.1:5353 192.0.2.1:54 [2001:db8::1]:5353]"},
 		{c.StubZones[0].View, "inside"},
 		{c.ForwardZones[0].Strategy, Fastest},
-		{anchor[0], Upstream{UpstreamURL{Text: "udp://192.0.2.1", Scheme: "udp", Addr: netip.MustParseAddrPort("192.0.2.1:5353"), Port: 5353}, Primary}},
-		{anchor[1], Upstream{UpstreamURL{Text: "tls://192.0.2.2#dns.example.net", Scheme: "tls", Addr: netip.MustParseAddrPort("192.0.2.2:853"), Port: 853, ServerName: "dns.example.net"}, Spare}},
-		{anchor[2], Upstream{UpstreamURL{Text: "https://Dns.example.net/q", Scheme: "https", Host: "dns.example.net", Port: 443, Path: "/q", ServerName: "dns.example.net"}, Shadow}},
-		{anchor[3], Upstream{UpstreamURL{Text: "https://[2001:db8::1]:8443", Scheme: "https", Addr: netip.MustParseAddrPort("[2001:db8::1]:8443"), Port: 8443, Path: "/dns-query", ServerName: "2001:db8::1"}, Primary}},
+		{anchor[0], Upstream{UpstreamURL{Text: "udp://192.0.2.1", Scheme: "udp", Addr: netip.MustParseAddrPort("192.0.2.1:5353")}, Primary}},
+		{anchor[1], Upstream{UpstreamURL{Text: "tls://192.0.2.2#dns.example.net", Scheme: "tls", Addr: netip.MustParseAddrPort("192.0.2.2:853"), ServerName: "dns.example.net"}, Spare}},
+		{anchor[2], Upstream{UpstreamURL{Text: "https://192.0.2.3/q#Dns.example.net", Scheme: "https", Addr: netip.MustParseAddrPort("192.0.2.3:443"), Path: "/q", ServerName: "dns.example.net"}, Shadow}},
+		{anchor[3], Upstream{UpstreamURL{Text: "https://[2001:db8::1]:8443", Scheme: "https", Addr: netip.MustParseAddrPort("[2001:db8::1]:8443"), Path: "/dns-query", ServerName: "2001:db8::1"}, Primary}},
 		{c.Cache.Size, int64(64 << 20)},
 		{c.Cache.ServeStale, ServeStale{true, 24 * time.Hour, 30 * time.Second, 0}},
 		{c.Limits, Limits{"2g", map[string]int64{"cache": 64 << 20, "pipelining": 1}}},

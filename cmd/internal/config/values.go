@@ -207,7 +207,7 @@ func (d *decoder) parseEndpoint(s string, names bool) (Endpoint, error) {
 }
 
 func parseUpstream(s string) (UpstreamURL, error) {
-	const try = "udp://192.0.2.1, tcp://…, tls://… or https://…"
+	const try = "udp://192.0.2.1, tcp://192.0.2.1, tls://192.0.2.1#NAME or https://192.0.2.1/dns-query#NAME"
 	if !strings.Contains(s, "://") {
 		if _, err := parseAddrPort(s, true); err == nil {
 			return UpstreamURL{}, hint{"has no scheme", "udp://" + s}
@@ -235,29 +235,40 @@ func parseUpstream(s string) (UpstreamURL, error) {
 	case !encrypted && u.Fragment != "":
 		return UpstreamURL{}, hint{"has a name for a certificate without encryption", "tls:// or https://"}
 	}
+	var port uint16
 	if p := u.Port(); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil || n == 0 {
 			return UpstreamURL{}, hint{"has the port " + clip(p), "a port from 1 to 65535"}
 		}
-		out.Port = uint16(n)
+		port = uint16(n)
 	} else if strings.HasSuffix(u.Host, ":") {
 		return UpstreamURL{}, hint{"has a colon without a port", try}
 	}
 	host := u.Hostname()
-	if a, err := netip.ParseAddr(host); err == nil {
-		out.Addr = netip.AddrPortFrom(a.Unmap(), out.Port)
-	} else if !encrypted {
-		return UpstreamURL{}, hint{"has a name for an address", "an address; names are for tls and https only"}
-	} else if err := hostName(host); err != nil {
-		return UpstreamURL{}, err
-	} else {
-		out.Host = strings.ToLower(strings.TrimSuffix(host, "."))
+	a, err := netip.ParseAddr(host)
+	switch {
+	case err == nil:
+		out.Addr = netip.AddrPortFrom(a.Unmap(), port)
+	case encrypted:
+		return UpstreamURL{}, hint{"has a name where its address belongs, which could not be looked up without it", u.Scheme + "://ADDRESS" + u.EscapedPath() + "#" + clip(host)}
+	default:
+		return UpstreamURL{}, hint{"has a name where its address belongs", u.Scheme + "://ADDRESS"}
 	}
-	if encrypted && out.ServerName == "" {
-		if out.ServerName = out.Host; out.Host == "" {
-			out.ServerName = out.Addr.Addr().WithZone("").String()
+	if out.Addr.Addr().IsUnspecified() || out.Addr.Addr().IsMulticast() {
+		return UpstreamURL{}, hint{"has an address that nobody can be asked at", try}
+	}
+	switch name, err := netip.ParseAddr(out.ServerName); {
+	case !encrypted:
+	case out.ServerName == "":
+		out.ServerName = out.Addr.Addr().WithZone("").String()
+	case err == nil:
+		out.ServerName = name.Unmap().WithZone("").String()
+	default:
+		if err := hostName(out.ServerName); err != nil {
+			return UpstreamURL{}, hint{"has a name that no certificate can be for", try}
 		}
+		out.ServerName = strings.ToLower(strings.TrimSuffix(out.ServerName, "."))
 	}
 	if u.Scheme == "https" {
 		if out.Path = u.EscapedPath(); out.Path == "" || out.Path == "/" {
@@ -270,20 +281,17 @@ func parseUpstream(s string) (UpstreamURL, error) {
 // fillPort gives a URL without a port that of its scheme, udp and tcp that of
 // recursion.upstream_port.
 func (u *UpstreamURL) fillPort(do53 uint16) {
-	if u.Port != 0 {
+	if !u.Addr.IsValid() || u.Addr.Port() != 0 {
 		return
 	}
+	port := do53
 	switch u.Scheme {
 	case "tls":
-		u.Port = 853
+		port = 853
 	case "https":
-		u.Port = 443
-	default:
-		u.Port = do53
+		port = 443
 	}
-	if u.Addr.IsValid() {
-		u.Addr = netip.AddrPortFrom(u.Addr.Addr(), u.Port)
-	}
+	u.Addr = netip.AddrPortFrom(u.Addr.Addr(), port)
 }
 
 // parseText checks a text by what its field holds and gives it its final form.

@@ -261,6 +261,8 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		},
 		Answers:   resolver.AnswerOptions{MaxUDP: int(c.Answers.MaxUDPSize), Minimal: c.Answers.Minimal, EDE: c.Answers.EDE},
 		Local:     resolver.LocalOptions{DefaultZones: c.Recursion.LocalZones == config.LocalZonesDefault, Version: "sluice"},
+		Rebinding: resolver.RebindingOptions{Addresses: c.Rebinding.PrivateAddresses},
+		DNS64:     c.DNS64.Prefix,
 		Listeners: n.sockets.listeners(c, n.certs),
 		Transport: n.o.Transport,
 		QueryLog:  n.queries.observer(),
@@ -286,7 +288,16 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		if err != nil {
 			return nil, fmt.Errorf("recursion.root_hints_file: %w", err)
 		}
-		o.Recursion.RootHints, o.Recursion.HintsFile = string(text), f
+		if config.HoldsHints(string(text)) {
+			o.Recursion.RootHints, o.Recursion.HintsFile = string(text), f
+		}
+	}
+	for _, d := range c.Rebinding.PrivateDomains {
+		name, err := resolver.ParseName(d)
+		if err != nil {
+			return nil, fmt.Errorf("rebinding.private_domains: %w", err)
+		}
+		o.Rebinding.Domains = append(o.Rebinding.Domains, name)
 	}
 	for _, d := range c.LocalData {
 		for _, r := range d.Records {

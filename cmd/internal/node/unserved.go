@@ -18,8 +18,6 @@ func Unserved(c *config.Sluice) (faults []config.Fault) {
 	add(len(c.Listen.DoQ) > 0, "listen.doq", "serves no DoQ", "[]")
 	add(c.Listen.HTTP3, "listen.http3", "serves no HTTP/3", "false")
 	add(len(c.PolicyZones) > 0, "policy_zones", "applies no response policy zones", "users' lists in RPZ form, or []")
-	add(c.DNS64.Prefix.IsValid(), "dns64.prefix", "makes no AAAA records (DNS64)", `""`)
-	add(len(c.Rebinding.PrivateAddresses) > 0, "rebinding.private_addresses", "protects against rebinding by users' settings alone", "[], and rebinding_protection=true in a policy")
 	add(len(c.Recursion.ECS.Zones) > 0, "recursion.ecs.zones", "sends no client subnets", "[]")
 	add(!c.Users.PeerListen.Off(), "users.peer_listen", "serves no segments to siblings", `""`)
 	if e := c.Users.ServiceListen; len(c.Users.Services) == 0 && !e.Off() {
@@ -29,17 +27,10 @@ func Unserved(c *config.Sluice) (faults []config.Fault) {
 		add(!e.Local(), "admin.listen", "offers the admin service without TLS", "a loopback address or unix:PATH")
 	}
 	for i, z := range c.StubZones {
-		add(z.View != "", fmt.Sprintf("stub_zones[%d].view", i), "has no views", `""`)
+		add(z.View != "", fmt.Sprintf("stub_zones[%d].view", i), "puts no client in a view", `""`)
 	}
 	for i, z := range c.ForwardZones {
-		key := fmt.Sprintf("forward_zones[%d]", i)
-		add(z.View != "", key+".view", "has no views", `""`)
-		add(z.Strategy != config.Fastest, key+".strategy", "has the strategy fastest alone", "fastest")
-		for j, u := range z.Upstreams {
-			at := fmt.Sprintf("%s.upstreams[%d]", key, j)
-			add(u.URL.Scheme != "udp" && u.URL.Scheme != "tcp" || !u.URL.Addr.IsValid(), at+".url", "forwards over plain DNS to addresses", "udp://ADDRESS")
-			add(u.Role != config.Primary, at+".role", "knows primaries alone", "primary")
-		}
+		add(z.View != "", fmt.Sprintf("forward_zones[%d].view", i), "puts no client in a view", `""`)
 	}
 	return faults
 }

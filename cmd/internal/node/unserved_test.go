@@ -22,11 +22,11 @@ func TestUnserved(t *testing.T) {
 	}
 	file := filepath.Join(dir, "c.yaml")
 	text := `dns64: { prefix: "64:ff9b::/96" }
-rebinding: { private_addresses: ["10.0.0.0/8"] }
+rebinding: { private_addresses: ["10.0.0.0/8"] } # these two are served
 recursion: { ecs: { zones: ["example."] } }
 policy_zones: [{ name: "rpz.example.", file: "rpz.zone" }]
 stub_zones: [{ name: "corp.example.", addresses: ["192.0.2.1"], view: "inside" }]
-forward_zones: [{ name: ".", upstreams: [{ url: "udp://192.0.2.1" }, { url: "udp://192.0.2.2" }], strategy: hedged }]
+forward_zones: [{ name: ".", upstreams: [{ url: "udp://192.0.2.1" }, { url: "udp://192.0.2.2" }], strategy: hedged, view: "inside" }]
 `
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
