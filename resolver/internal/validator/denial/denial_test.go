@@ -330,6 +330,13 @@ func TestRecordsThatDoNotCount(t *testing.T) {
 	}
 }
 
+// optOutWildcard is an opt-out zone that holds *.example CNAME, and an unsigned delegation sub.example that lies in
+// the gap of the wildcard's record.
+var optOutWildcard = func() string {
+	h := func(n string) string { return strings.ToLower(dns.HashName(n, dns.SHA1, 0, "")) }
+	return fmt.Sprintf("%s.example. 60 IN NSEC3 1 1 0 - %s NS SOA RRSIG|%[2]s.example. 60 IN NSEC3 1 1 0 - %[1]s CNAME RRSIG", h("example."), h("*.example."))
+}()
+
 // The rules of RFC 6840 section 4 and of neighbours, one by one.
 func TestRules(t *testing.T) {
 	for _, c := range []struct{ what, zone, records, question, want string }{
@@ -367,6 +374,7 @@ func TestRules(t *testing.T) {
 		{"compact denial: no cut", "example.", `w.example. 60 IN NSEC \000.w.example. RRSIG NSEC TYPE128`, "delegation w.example.", "NoCut Secure"},
 		{"white lies (RFC 4470)", "example.", `v\255.example. 60 IN NSEC w\000.example. RRSIG NSEC|\)\255.example. 60 IN NSEC +.example. RRSIG NSEC`, "nxdomain w.example.", "Secure"},
 
+		{"opt-out, by the record of a wildcard that has the type", "example.", optOutWildcard, "nodata sub.example. DS", "Insecure"},
 		{"NSEC fails, NSEC3 proves", "example.", zone4035["apex"] + "|" + zone5155["ns1"], "nodata ns1.example. MX", "Secure"},
 		{"NSEC proves, NSEC3 is of no use", "example.", zone4035["ns1"] + "|" + zone5155["xx"], "nodata ns1.example. MX", "Secure"},
 		{"no mixture of both", "example.", zone4035["b"] + "|" + zone5155["apex"] + "|" + zone5155["ns1"], "nxdomain ml.example.", "Bogus"},

@@ -379,7 +379,7 @@ func (m *model) complete(t *testing.T, name string, typ uint16) {
 func TestModel(t *testing.T) {
 	zones := 40
 	if *long {
-		zones = 3000
+		zones = 1000
 	}
 	for seed := range zones {
 		r := rand.New(rand.NewPCG(uint64(seed), 7))

@@ -210,15 +210,19 @@ func (p *Proof) noDataNSEC3(name dnsname.Name, typ uint16) Result {
 			return *limited(err)
 		}
 		if w.match != nil {
-			if reason := w.match.types.lack(typ, wildcard, p.zone); reason != "" {
+			reason := w.match.types.lack(typ, wildcard, p.zone)
+			if reason == "" {
+				return e.proven(w.match)
+			}
+			if !e.cover.optOut {
 				return bogus(EDEBogus, reason)
 			}
-			return e.proven(w.match)
 		}
 	}
 	if e.cover.optOut {
 		// The name may be an insecure delegation, whose DS is asked for (RFC 5155 section 8.6), or stand below one
-		// and be unsigned, or be an empty non-terminal above some (RFC 5155 section 7.1).
+		// and be unsigned, or be an empty non-terminal above some (RFC 5155 section 7.1). A wildcard that has the
+		// type, and whose record may be among these by chance, would not be asked then.
 		return e.proven(nil)
 	}
 	return bogus(EDENSECMissing, "neither the name nor a wildcard is shown to exist")
