@@ -1,6 +1,8 @@
 package trustanchor
 
 import (
+	"bufio"
+	"compress/gzip"
 	"context"
 	"crypto"
 	"encoding/base64"
@@ -744,4 +746,63 @@ func TestNothingToDo(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestRealRoot: what the root's keys of 21 August 2017 say to those who trusted the key of 2010, and to others.
+// The zone is third-party data that is not part of the project.
+func TestRealRoot(t *testing.T) {
+	dir := os.Getenv("SLUICE_SHARED")
+	if dir == "" {
+		dir = "../../../../../shared"
+	}
+	f, err := os.Open(filepath.Join(dir, "data", "names", "root.zone.signed-20170821.gz"))
+	if err != nil {
+		t.Skip("no test data here: set SLUICE_SHARED to the folder that holds data/names")
+	}
+	defer f.Close()
+	gz, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := query.RRset{Name: dnsname.Root, Type: dnswire.TypeDNSKEY, Class: 1, TTL: 172800}
+	for sc := bufio.NewScanner(gz); sc.Scan() && strings.HasPrefix(sc.Text(), ".\t"); {
+		rs, err := dnswire.ParseRecords(sc.Text(), ".", "root", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch r := rs[0]; {
+		case r.Type == dnswire.TypeDNSKEY:
+			set.Data = query.AppendRData(set.Data, r.Data)
+		case r.Type == dnswire.TypeRRSIG && dnswire.Uint16(r.Data) == dnswire.TypeDNSKEY:
+			set.Sigs = query.AppendRData(set.Sigs, r.Data)
+		}
+	}
+	date := time.Date(2017, 8, 25, 0, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		anchors, problem string
+		pending          []uint16
+	}{
+		{". IN DS 19036 8 2 49AAC11D7B6F6446702E54A1607371607A1A41855200FD2CE1CDDE32F24E8FB5", "", []uint16{20326}},
+		{". IN DS 20326 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D", "the keys of . carry no signature by a trust anchor (anchors 20326)", nil},
+		{". IN DS 38696 8 2 683D2D0ACB8C9B712A1948B27F741219298D0A450D612C483AF444A4C0FB2B16", "the trust anchors of . match none of its keys (anchors 38696; keys 19036 20326)", nil},
+	} {
+		m, _, err := parse(c.anchors, "file")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := newPoint(dnsname.Root, m[dnsname.Root], "")
+		saw := p.observe(&set, 1, date, 0)
+		var pending []uint16
+		for _, k := range p.keys {
+			if k.state == addPend {
+				pending = append(pending, rrsig.KeyTag(k.rdata))
+			}
+		}
+		if !strings.HasPrefix(saw.problem, c.problem) || (saw.problem == "") != (c.problem == "") || !slices.Equal(pending, c.pending) {
+			t.Errorf("%s: %q, pending %v; want %q, %v", c.anchors, saw.problem, pending, c.problem, c.pending)
+		}
+		if c.problem == "" && saw.next != day {
+			t.Errorf("next look after %v", saw.next)
+		}
+	}
 }
