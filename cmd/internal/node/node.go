@@ -268,7 +268,10 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		QueryLog:  n.queries.observer(),
 	}
 	if c.Cache.ServeStale.Enabled {
-		o.Cache.MaxStale, o.Cache.StaleTTL = c.Cache.ServeStale.MaxStale, c.Cache.ServeStale.AnswerTTL
+		o.Cache.MaxStale, o.Cache.StaleTTL, o.Cache.StaleAfter = c.Cache.ServeStale.MaxStale, c.Cache.ServeStale.AnswerTTL, c.Cache.ServeStale.ClientTimeout
+	}
+	if c.Cache.Persist {
+		o.Cache.File = filepath.Join(c.DataDir, "rrsets.cache")
 	}
 	if o.Recursion.DoNotQuery == nil {
 		o.Recursion.DoNotQuery = []netip.Prefix{}
