@@ -44,7 +44,7 @@ var allowed = map[string][]string{
 
 	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
-		"query/settled", "rebinding", "render", "rrcache", "selection", "validator"},
+		"query/settled", "rebinding", "render", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
 	"/resolver/siminternet": {"/resolver/clock", "simnet"},
 

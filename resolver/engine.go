@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 	"github.com/sluice-dns/sluice/resolver/internal/selection"
 	"github.com/sluice-dns/sluice/resolver/internal/validator"
+	"github.com/sluice-dns/sluice/resolver/internal/validator/trustanchor"
 )
 
 // RecursionOptions steer iterative resolution; the zero value is the public tree over IPv4 and IPv6.
@@ -93,11 +94,13 @@ type engine struct {
 	iterator *iterator.Iterator
 	zones    *zones
 	validate *validator.Validator
+	anchors  *trustanchor.Store // nil: nothing is validated
 	staleTTL uint32 // seconds; 0: nothing stale is given
 	judges   bool   // answers are validated
 	holds    holds
 	claims   claims
-	file     string
+	file     string // where RRsets are kept; "" is nowhere
+	roots    string // the text of the root hints
 }
 
 // answerShare is the part of the cache budget that answers get; RRsets get the rest, because answers can be
@@ -105,7 +108,7 @@ type engine struct {
 const answerShare = 4
 
 func newEngine(o *Options) (*engine, error) {
-	e := &engine{key: dnsname.NewKey(o.NameKey), file: o.Cache.File}
+	e := &engine{key: dnsname.NewKey(o.NameKey), file: o.Cache.File, roots: o.Recursion.RootHints}
 	if o.Cache.MaxStale > 0 {
 		e.staleTTL = max(uint32(o.Cache.StaleTTL/time.Second), 1)
 		if o.Cache.StaleTTL == 0 {
@@ -174,6 +177,9 @@ func (e *engine) Fetch(ctx context.Context, tree *query.Tree, q query.Question) 
 	if entry, ok := e.held(q); ok {
 		return entry, nil
 	}
+	if err := e.validate.Failing(&q, clock.Elapsed()); err != nil {
+		return settled.Entry{}, err
+	}
 	u, err := e.iterator.Resolve(ctx, tree, q)
 	if err != nil {
 		return e.insteadOf(err, q)
@@ -188,7 +194,7 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 	if err != nil {
 		return settled.Entry{}, err
 	}
-	if keep {
+	if keep || e.judges && expanded(u) {
 		e.answers.Put(&u.Question, answercache.Hash(&e.key, &u.Question), entry, now)
 	}
 	return entry, nil

@@ -74,7 +74,7 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 				o.Applied(e)
 			}
 		}},
-		Cache: admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key},
+		Cache: admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key, Forget: r.engine.forget},
 		Explain: admin.Policies{
 			Users: r.o.Users, Policy: r.policy, Blob: r.o.Blob,
 			Answer: func(ctx context.Context, q query.Question) (settled.Entry, error) {

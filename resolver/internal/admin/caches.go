@@ -26,6 +26,8 @@ type Caches struct {
 	Answers *answercache.Cache
 	// Key is that of the answer cache's hashes.
 	Key dnsname.Key
+	// Forget is told what Purge removes, so that what was concluded from it goes too. Nil: nobody is.
+	Forget func(name dnsname.Name, subtree bool)
 	// Views names the views besides the public tree, which is view 0.
 	Views map[query.View]string
 }
@@ -140,6 +142,9 @@ func answerSection(entry settled.Entry) []query.RRset {
 func (c Caches) Purge(name dnsname.Name, subtree bool, typ uint16) int {
 	// RRsets first: an answer must not be made again from what is about to go.
 	n := c.RRsets.Purge(name, subtree, typ)
+	if c.Forget != nil {
+		c.Forget(name, subtree)
+	}
 	return n + c.Answers.Purge(name, subtree)
 }
 

@@ -203,6 +203,12 @@ func (v *Validator) Failing(q *query.Question, now clock.Instant) error {
 	return nil
 }
 
+// Forget ends what is remembered of a name, or with subtree of the names below it too: zones and bogus answers.
+func (v *Validator) Forget(name dnsname.Name, subtree bool) {
+	v.zones.forget(name, subtree)
+	v.bogus.forget(name, subtree)
+}
+
 // Validate decides the status of u and seals it. tree is charged for the work. The error is a *Failure.
 func (v *Validator) Validate(ctx context.Context, tree *query.Tree, u *query.Unvalidated, now clock.Instant) (settled.Entry, error) {
 	if u.Question.CD || v.o.Fetch == nil {

@@ -73,6 +73,17 @@ func (t *zoneTable) put(k zoneKey, z *zone, epoch uint32, now clock.Instant) {
 	t.m[k] = zoneEntry{z, epoch}
 }
 
+// forget removes what is known of a name, or with subtree of those below it too, in every view.
+func (t *zoneTable) forget(name dnsname.Name, subtree bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.m {
+		if k.name == name || subtree && k.name.Below(name) {
+			delete(t.m, k)
+		}
+	}
+}
+
 // drop makes room: of a few entries, which map iteration begins at a random place, the one that ends first.
 func drop[K comparable, E any](m map[K]E, now clock.Instant, end func(E) clock.Instant) {
 	var victim K
@@ -127,4 +138,14 @@ func (t *bogusTable) put(k bogusKey, why reason, end clock.Instant, epoch uint32
 		drop(t.m, now, func(e bogusEntry) clock.Instant { return e.end })
 	}
 	t.m[k] = bogusEntry{why, end, epoch}
+}
+
+func (t *bogusTable) forget(name dnsname.Name, subtree bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.m {
+		if k.name == name || subtree && k.name.Below(name) {
+			delete(t.m, k)
+		}
+	}
 }

@@ -127,23 +127,36 @@ func (p *point) find(rdata []byte) int {
 	return slices.IndexFunc(p.keys, func(k key) bool { return bytes.Equal(k.rdata, rdata) })
 }
 
-// trusted returns what readers may begin chains of trust with.
+// trusted returns what readers may begin chains of trust with: the configured DS and the keys that none of
+// them stands for, so that learning the key behind a DS changes nothing.
 func (p *point) trusted() (a anchors) {
-	for rdata := range query.RDatas(p.configured.ds) {
-		d, _ := rrsig.ParseDS(rdata)
-		dead := slices.ContainsFunc(p.keys, func(k key) bool {
+	dead := func(d rrsig.DS) bool {
+		return slices.ContainsFunc(p.keys, func(k key) bool {
 			return (k.state == revoked || k.state == removed) && d.Matches(p.name, rrsig.ParseKey(k.rdata))
 		})
-		if !dead {
+	}
+	for rdata := range query.RDatas(p.configured.ds) {
+		if d, _ := rrsig.ParseDS(rdata); !dead(d) {
 			a.ds = query.AppendRData(a.ds, rdata)
 		}
 	}
 	for _, k := range p.keys {
-		if k.state == valid || k.state == missing {
+		if (k.state == valid || k.state == missing) && !p.hasDS(k.rdata) {
 			a.keys = query.AppendRData(a.keys, k.rdata)
 		}
 	}
 	return a
+}
+
+// hasDS reports whether a configured DS that is supported stands for the key.
+func (p *point) hasDS(rdata []byte) bool {
+	k := rrsig.ParseKey(rdata)
+	for c := range query.RDatas(p.configured.ds) {
+		if d, _ := rrsig.ParseDS(c); d.Supported() && d.Matches(p.name, k) {
+			return true
+		}
+	}
+	return false
 }
 
 // tags returns the tags of what is trusted, some perhaps twice.
@@ -292,13 +305,7 @@ func (p *point) isConfigured(rdata []byte) bool {
 			return true
 		}
 	}
-	k := rrsig.ParseKey(rdata)
-	for c := range query.RDatas(p.configured.ds) {
-		if d, _ := rrsig.ParseDS(c); d.Matches(p.name, k) {
-			return true
-		}
-	}
-	return false
+	return p.hasDS(rdata)
 }
 
 // isTrusted reports whether the key, which is not revoked, may vouch for the set.
