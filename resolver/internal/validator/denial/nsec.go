@@ -95,9 +95,6 @@ func (p *Proof) nameErrorNSEC(name dnsname.Name) Result {
 	}
 	encloser := c.encloser(name)
 	wildcard := wildcardBelow(encloser)
-	if wildcard == name {
-		return proven(encloser, c.set)
-	}
 	if p.matchNSEC(wildcard) != nil {
 		return bogus(EDEBogus, reasonWildcard)
 	}
@@ -127,7 +124,7 @@ func (p *Proof) noDataNSEC(name dnsname.Name, typ uint16) Result {
 	if m := p.matchNSEC(wildcard); m != nil {
 		return m.lacks(typ, p.zone, proven(encloser, c.set, m.set))
 	}
-	if w := p.coverNSEC(wildcard); w != nil && w.next.Below(wildcard) && wildcard != name {
+	if w := p.coverNSEC(wildcard); w != nil && w.next.Below(wildcard) {
 		return proven(encloser, c.set, w.set) // an empty wildcard (RFC 4592 section 2.2.2)
 	}
 	return bogus(EDENSECMissing, "neither the name nor a wildcard is shown to exist")

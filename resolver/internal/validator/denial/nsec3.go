@@ -82,7 +82,7 @@ func (n *nsec3) covers(h *[hashLen]byte) bool {
 	if bytes.Compare(n.owner[:], n.next[:]) < 0 {
 		return after && before
 	}
-	return after || before && *h != n.owner
+	return after || before
 }
 
 // A place is what the records say of one name: at most one of match and cover is set.
@@ -176,11 +176,7 @@ func (p *Proof) nameErrorNSEC3(name dnsname.Name) Result {
 	case e.encloser == name:
 		return bogus(EDEBogus, reasonExists)
 	}
-	wildcard := wildcardBelow(e.encloser)
-	if wildcard == name {
-		return e.proven(nil)
-	}
-	w, err := p.place(wildcard)
+	w, err := p.place(wildcardBelow(e.encloser))
 	switch {
 	case err != nil:
 		return *limited(err)
@@ -204,19 +200,17 @@ func (p *Proof) noDataNSEC3(name dnsname.Name, typ uint16) Result {
 		return proven("", e.at.set)
 	}
 	wildcard := wildcardBelow(e.encloser)
-	if wildcard != name {
-		w, err := p.place(wildcard)
-		if err != nil {
-			return *limited(err)
+	w, err := p.place(wildcard)
+	if err != nil {
+		return *limited(err)
+	}
+	if w.match != nil {
+		reason := w.match.types.lack(typ, wildcard, p.zone)
+		if reason == "" {
+			return e.proven(w.match)
 		}
-		if w.match != nil {
-			reason := w.match.types.lack(typ, wildcard, p.zone)
-			if reason == "" {
-				return e.proven(w.match)
-			}
-			if !e.cover.optOut {
-				return bogus(EDEBogus, reason)
-			}
+		if !e.cover.optOut {
+			return bogus(EDEBogus, reason)
 		}
 	}
 	if e.cover.optOut {
