@@ -45,7 +45,7 @@ func (e *engine) newValidator(o *Options) (*validator.Validator, error) {
 	e.judges = true
 	ao := trustanchor.Options{
 		Text: d.Anchors, File: d.AnchorsFile, State: d.State, Skew: d.Skew,
-		Changed: e.distrust, Logger: o.Logger,
+		Dropped: e.distrust, Logger: o.Logger,
 	}
 	if d.Follow {
 		ao.Fetch = e.fetchKeys

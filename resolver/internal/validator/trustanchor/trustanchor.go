@@ -50,8 +50,9 @@ type Options struct {
 
 	// Skew is how far the clocks of signers and ours may be apart.
 	Skew time.Duration
-	// Changed is called, by the goroutine in Run, when At has begun to answer differently. Nil: nobody is.
-	Changed func()
+	// Dropped is called, by the goroutine in Run, when something is trusted no longer: what was judged by it
+	// has to be judged again. (A key more changes no judgement that was good.) Nil: nobody is told.
+	Dropped func()
 	// Logger is told what operators should know. Nil means slog.Default.
 	Logger *slog.Logger
 }
@@ -117,8 +118,8 @@ func (s *Store) At(name dnsname.Name) (ds, keys []byte, ok bool) {
 // RootTag reports whether a key with this tag is trusted for the root (RFC 8509).
 func (s *Store) RootTag(tag uint16) bool { return s.view.Load().tags[tag] }
 
-// publish gives readers the present state and reports whether it differs from the last.
-func (s *Store) publish() (changed bool) {
+// publish gives readers the present state and reports whether something in the last is trusted no longer.
+func (s *Store) publish() (dropped bool) {
 	v := &view{anchors: map[dnsname.Name]anchors{}, tags: map[uint16]bool{}}
 	for _, p := range s.points {
 		a := p.trusted()
@@ -133,7 +134,30 @@ func (s *Store) publish() (changed bool) {
 		}
 	}
 	old := s.view.Swap(v)
-	return old == nil || !maps.EqualFunc(old.anchors, v.anchors, func(a, b anchors) bool { return string(a.ds) == string(b.ds) && string(a.keys) == string(b.keys) })
+	if old == nil {
+		return false
+	}
+	for name, was := range old.anchors {
+		is := v.anchors[name]
+		if lacks(is.ds, was.ds) || lacks(is.keys, was.keys) {
+			return true
+		}
+	}
+	return false
+}
+
+// lacks reports whether some RDATA of was is not in is.
+func lacks(is, was []byte) bool {
+	for w := range query.RDatas(was) {
+		there := false
+		for i := range query.RDatas(is) {
+			there = there || string(i) == string(w)
+		}
+		if !there {
+			return true
+		}
+	}
+	return false
 }
 
 // How often Run looks, beside what RFC 5011 section 2.3 computes.
@@ -204,8 +228,8 @@ func (s *Store) look(ctx context.Context, p *point) {
 	} else {
 		p.said = ""
 	}
-	if s.publish() && s.o.Changed != nil {
-		s.o.Changed()
+	if s.publish() && s.o.Dropped != nil {
+		s.o.Dropped()
 	}
 	if saw.learned && s.o.State != "" {
 		if err := save(s.o.State, slices.Concat(s.points, s.others)); err != nil {
