@@ -320,10 +320,10 @@ func (r *Resolver) Run(ctx context.Context) error {
 	for _, s := range r.servers {
 		g.Go(func() error { return s.Serve(ctx) })
 	}
+	g.Go(func() error { r.engine.run(ctx, r.o.Logger); return nil })
 	g.Go(func() error { return r.policy.Run(ctx) })
 	g.Go(func() error { r.live.run(ctx, r.o.Logger); return nil })
 	g.Go(func() error { r.engine.runAnchors(ctx); return nil })
-	g.Go(func() error { r.engine.run(ctx, r.o.Logger); return nil })
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
 		return nil
