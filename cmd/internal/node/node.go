@@ -83,9 +83,6 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 		return nil, errors.New(f[0].String())
 	}
 	n := &Node{o: o, config: c, log: o.Logger, started: clock.Elapsed()}
-	if c.DNSSEC.Validate {
-		n.log.Warn("dnssec.validate: this version does not validate; answers are served as Indeterminate, AD is never set")
-	}
 	var ctx context.Context
 	ctx, n.cancel = context.WithCancel(context.Background())
 	defer func() {
@@ -285,6 +282,10 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			return nil, fmt.Errorf("identify.default_device: %q is not a device id", device)
 		}
 		o.Identify.DefaultDevice[addr] = id
+	}
+	var err error
+	if o.DNSSEC, err = dnssecOptions(c); err != nil {
+		return nil, err
 	}
 	if f := c.Recursion.RootHintsFile; f != "" {
 		text, err := os.ReadFile(f)

@@ -1,0 +1,35 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/sluice-dns/sluice/cmd/internal/config"
+	"github.com/sluice-dns/sluice/resolver"
+)
+
+// dnssecOptions brings the section dnssec into the resolver's form.
+func dnssecOptions(c *config.Sluice) (resolver.DNSSECOptions, error) {
+	d := &c.DNSSEC
+	o := resolver.DNSSECOptions{
+		Validate: d.Validate, Follow: d.TrustAnchorUpdates, Signal: d.TrustAnchorSignalling,
+		State: filepath.Join(c.DataDir, "trust-anchors"),
+		Skew:  d.SignatureSkew, SHA1: d.SHA1 == config.SHA1Validate,
+	}
+	if f := d.TrustAnchorFile; f != "" && d.Validate {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return o, fmt.Errorf("dnssec.trust_anchor_file: %w", err)
+		}
+		o.Anchors, o.AnchorsFile = string(text), f
+	}
+	for _, s := range d.Insecure {
+		name, err := resolver.ParseName(s)
+		if err != nil {
+			return o, fmt.Errorf("dnssec.insecure: %q: %w", s, err)
+		}
+		o.Insecure = append(o.Insecure, name)
+	}
+	return o, nil
+}
