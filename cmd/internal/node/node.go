@@ -325,13 +325,39 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return n.sync.Run(ctx) })
 	g.Go(func() error { n.followSync(ctx); return nil })
-	g.Go(func() error { return n.resolver.Run(ctx) })
+	g.Go(func() error {
+		if n.service != nil {
+			n.awaitUsers(ctx)
+		}
+		return n.resolver.Run(ctx)
+	})
 	g.Go(func() error { return n.control.run(ctx) })
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
 		return nil
 	}
 	return err
+}
+
+// ownServiceWait is how long the first queries wait for the user data of the service in this process.
+const ownServiceWait = 5 * time.Second
+
+// awaitUsers returns when there is user data. The service is in this process, so that is a matter of
+// milliseconds, and queries that arrive meanwhile wait in the sockets' buffers: a first start refuses nobody.
+func (n *Node) awaitUsers(ctx context.Context) {
+	changed := make(chan struct{}, 1)
+	n.sync.Notify(changed)
+	n.users.Dataset(usercache.Users).Notify(changed)
+	limit := time.After(ownServiceWait)
+	for n.sync.Status().State == syncclient.Cold {
+		select {
+		case <-changed:
+		case <-limit:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // followSync tells the resolver of blobs, and logs once when the node serves and is ready.
