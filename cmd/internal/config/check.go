@@ -319,8 +319,8 @@ func (c *Sluice) checkRest(d *decoder) {
 			}
 		}
 	}
-	if p := c.DNS64.Prefix; p.IsValid() && (!p.Addr().Is6() || !slices.Contains([]int{32, 40, 48, 56, 64, 96}, p.Bits()) || p != p.Masked() || p.Addr().As16()[8] != 0) {
-		d.fault("dns64.prefix", p.String()+" is no prefix of RFC 6052", "64:ff9b::/96, or an IPv6 network of length 32, 40, 48, 56, 64 or 96 whose bits 64 to 71 are zero")
+	if p := c.DNS64.Prefix; p.IsValid() && (!p.Addr().Is6() || !slices.Contains([]int{32, 40, 48, 56, 64, 96}, p.Bits()) || p != p.Masked()) {
+		d.fault("dns64.prefix", p.String()+" is no prefix of RFC 6052", "64:ff9b::/96, or an IPv6 network of length 32, 40, 48, 56, 64 or 96")
 	}
 	names := map[string]bool{}
 	for i, z := range c.PolicyZones {

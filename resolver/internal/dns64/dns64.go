@@ -30,8 +30,9 @@ type Prefix struct {
 	bytes [16]byte
 }
 
-// New returns the prefix, or why it is none: its length must be 32, 40, 48, 56, 64 or 96, and bits 64 to 71
-// zero (RFC 6052 section 2.2).
+// New returns the prefix, or why it is none: its length must be 32, 40, 48, 56, 64 or 96. RFC 6052 section 2.2
+// wants bits 64 to 71 to be zero, which only a prefix of length 96 can break; such prefixes are in use and do no
+// harm here, so they are taken.
 func New(p netip.Prefix) (*Prefix, error) {
 	if !p.IsValid() || !p.Addr().Is6() || p.Addr().Is4In6() {
 		return nil, fmt.Errorf("%s is no IPv6 network", p)
@@ -44,11 +45,7 @@ func New(p netip.Prefix) (*Prefix, error) {
 	default:
 		return nil, fmt.Errorf("%s: the length of a DNS64 prefix is 32, 40, 48, 56, 64 or 96 (RFC 6052 section 2.2)", p)
 	}
-	x := &Prefix{bits: p.Bits(), bytes: p.Addr().As16()}
-	if x.bytes[8] != 0 {
-		return nil, fmt.Errorf("%s: bits 64 to 71 of a DNS64 prefix are zero (RFC 6052 section 2.2)", p)
-	}
-	return x, nil
+	return &Prefix{bits: p.Bits(), bytes: p.Addr().As16()}, nil
 }
 
 // reserved is the byte that no part of an address stands in.
