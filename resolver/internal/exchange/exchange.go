@@ -301,7 +301,7 @@ func (x *Exchange) run(ctx context.Context, tree *query.Tree, s *server, a query
 	r.TCP = true
 	err = x.tcp(ctx, tree, s, &a, b, &r)
 	switch {
-	case err == nil || a.TCP || ctx.Err() != nil || errors.Is(err, query.ErrLimit):
+	case err == nil || a.TCP || ctx.Err() != nil || errors.Is(err, query.ErrLimit) || errors.Is(err, query.ErrTruncated):
 	case r.Truncated:
 		err = fmt.Errorf("%w: %w", query.ErrTruncated, err)
 	case errors.Is(err, query.ErrUnreachable):

@@ -67,7 +67,7 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 		}
 		c.close()
 		c = nil
-		if errors.Is(err, query.ErrMalformed) {
+		if errors.Is(err, query.ErrMalformed) || errors.Is(err, query.ErrTruncated) {
 			return fmt.Errorf("response of %v over TCP: %w", a.Server, err)
 		}
 		err = networkError(ctx, a.Server, err)
@@ -118,6 +118,9 @@ func (x *Exchange) overStream(ctx context.Context, c *stream, out []byte, id uin
 		if _, same := sameQuestion(in, out[2:], id); !same &&
 			(m.HasQuestion || m.RCode == dnswire.RCodeNoError || h.ID != id || !h.Response() || h.Opcode() != dnswire.OpcodeQuery) {
 			return nil, 0, fmt.Errorf("%w: it answers something else", query.ErrMalformed)
+		}
+		if h.TC() { // there is nowhere to go from here, and part of an answer is none (RFC 2181 section 9)
+			return nil, 0, fmt.Errorf("%w: TC=1", query.ErrTruncated)
 		}
 		return m, rtt, nil
 	}()

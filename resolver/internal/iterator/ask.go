@@ -529,7 +529,7 @@ func (s *step) conclude() (response, error) {
 			return s.accept(*f, s.fallbackFrom), nil
 		}
 		if !f.weak || s.typ == dnswire.TypeDS {
-			f.kind = kindNoData
+			f.kind, f.bare = kindNoData, !f.weak
 			return s.accept(*f, s.fallbackFrom), nil
 		}
 	}

@@ -42,6 +42,8 @@ type response struct {
 	rcode uint16
 	// weak says that the server did not claim authority, though it should: used when nobody does better.
 	weak bool
+	// bare marks a NODATA answer that has no SOA record, from a server of authority, which no other contradicts.
+	bare bool
 
 	// chain holds aliases in their order, each DNAME before the CNAME it makes, then the data.
 	chain []query.RRset
@@ -75,7 +77,7 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 		r.kind, r.why = kindFailed, dnswire.RCodeText(m.RCode)
 		return r
 	}
-	done := r.follow(m, zone, typ)
+	done := r.follow(m, zone, typ, forwarder)
 	r.keepProof(m, zone)
 	if done {
 		if zone == dnsname.Root && name == dnsname.Root && typ == dnswire.TypeNS && r.kind == kindAnswer {
@@ -86,7 +88,7 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 	}
 	r.soa = findSOA(m, zone, r.last, typ)
 	switch {
-	case len(r.chain) > 0 && (r.soa == nil || r.weak):
+	case len(r.chain) > 0 && (r.soa == nil || r.weak || !forwarder && !signedBy(r.soa, zone)):
 		// The response code belongs to the last name (RFC 6604 section 3), but without a SOA record of its
 		// zone the server need not know that zone.
 		r.kind = kindAlias
@@ -106,7 +108,12 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 
 // follow walks the aliases in the answer section from the name asked and reports whether that settles the
 // matter.
-func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16) bool {
+//
+// What a response has about the target of an alias need not be authoritative (RFC 2181 section 5.4.1): the
+// target may lie below a cut, and the server may say what it once heard. So the target is asked for, unless
+// signatures say that the zone's own data is at hand, or a forwarder has done all the asking.
+func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16, forwarder bool) bool {
+	believe := func(s *query.RRset) bool { return len(r.chain) == 0 || forwarder || signedBy(s, zone) }
 	for hops := 0; ; hops++ {
 		// A name outside the zone is asked for in its own zone, whatever this server says of it.
 		if !r.last.IsWithin(zone) {
@@ -118,6 +125,10 @@ func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16) bool 
 			return true
 		}
 		if d := findDNAME(m.Answer, zone, r.last); d != nil && typ != dnswire.TypeANY {
+			if !believe(d) {
+				r.kind = kindAlias
+				return true
+			}
 			target := nameIn(dnswire.TypeDNAME, d.First())
 			next, err := r.last.Replace(d.Name, target)
 			if !r.has(d) {
@@ -136,6 +147,10 @@ func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16) bool 
 			continue
 		}
 		if s := find(m.Answer, r.last, typ); s != nil {
+			if !believe(s) {
+				r.kind = kindAlias
+				return true
+			}
 			r.chain = append(r.chain, *s)
 			r.kind = kindAnswer
 			return true
@@ -148,9 +163,24 @@ func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16) bool 
 		if target == "" {
 			return false
 		}
+		if !believe(c) {
+			r.kind = kindAlias
+			return true
+		}
 		r.chain = append(r.chain, one(*c))
 		r.last = target
 	}
+}
+
+// signedBy reports whether a set comes with a signature that names zone as its signer. Nobody has verified it:
+// it says where the data is from, not that it is true.
+func signedBy(s *query.RRset, zone dnsname.Name) bool {
+	for sig := range query.RDatas(s.Sigs) {
+		if nameIn(dnswire.TypeRRSIG, sig) == zone {
+			return true
+		}
+	}
+	return false
 }
 
 // owns reports whether the chain has an alias at name.

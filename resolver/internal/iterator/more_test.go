@@ -401,6 +401,9 @@ func TestHints(t *testing.T) {
 
 func TestClassify(t *testing.T) {
 	const soa = "leaf.lab. SOA a. b. 1 2 3 4 5"
+	sig := func(name, typ string) string {
+		return fmt.Sprintf("\n%s RRSIG %s 13 %d 60 20300101000000 20200101000000 1 leaf.lab. AAAA", name, typ, dns.CountLabel(name))
+	}
 	for _, c := range []struct {
 		name                          string
 		aa                            bool
@@ -429,12 +432,17 @@ func TestClassify(t *testing.T) {
 		{"sideways", false, 0, "", "b.leaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
 		{"too deep", false, 0, "", "x.a.leaf.lab. NS x.", "", typeA, "lame a.leaf.lab. w"},
 		{"alias", true, 0, "a.leaf.lab. CNAME x.", "", "", typeA, "alias x."},
+		{"alias within, and the target", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. A 192.0.2.1", "", "", typeA, "alias b.leaf.lab."},
+		{"alias within, and the target, signed", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. A 192.0.2.1" + sig("b.leaf.lab.", "A"), "", "", typeA, "answer b.leaf.lab."},
+		{"alias within, and the target, signed by another", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. A 192.0.2.1" + strings.Replace(sig("b.leaf.lab.", "A"), " leaf.lab.", " b.leaf.lab.", 1), "", "", typeA, "alias b.leaf.lab."},
 		{"alias within", true, 0, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
-		{"alias within, to nothing", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "NXDOMAIN b.leaf.lab."},
+		{"alias within, to nothing", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "alias b.leaf.lab."},
+		{"alias within, to nothing, signed", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa + sig("leaf.lab.", "SOA"), "", typeA, "NXDOMAIN b.leaf.lab."},
 		{"alias within, NXDOMAIN without SOA", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
 		{"alias within, NXDOMAIN from a cache", false, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "alias b.leaf.lab. w"},
 		{"alias outside, NXDOMAIN", true, 3, "a.leaf.lab. CNAME x.\nx. A 192.0.2.1", soa, "", typeA, "alias x."},
-		{"loop", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. CNAME a.leaf.lab.", "", "", typeA, "alias a.leaf.lab."},
+		{"loop", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. CNAME a.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
+		{"loop, signed", true, 0, "a.leaf.lab. CNAME b.leaf.lab.\nb.leaf.lab. CNAME a.leaf.lab." + sig("b.leaf.lab.", "CNAME"), "", "", typeA, "alias a.leaf.lab."},
 		{"the alias itself", true, 0, "a.leaf.lab. CNAME x.", "", "", dnswire.TypeCNAME, "answer a.leaf.lab."},
 		{"DNAME at the name", true, 0, "a.leaf.lab. DNAME x.", "", "", typeA, "empty a.leaf.lab."},
 		{"DNAME", true, 0, "leaf.lab. DNAME x.", "", "", typeA, "alias a.x."},
@@ -700,8 +708,8 @@ func TestServersDisagree(t *testing.T) {
 	})
 }
 
-// TTLs are those that the cache keeps: within its bounds, and within the parent's grant; a denial's is the SOA
-// record's MINIMUM (D01, D16, D32).
+// TTLs are those of the zone within the bounds of the cache, which keeps data within the parent's grant; a
+// denial's is the SOA record's MINIMUM (D01, D16, D32).
 func TestTTLs(t *testing.T) {
 	ttls := func(out query.Unvalidated) (all []uint32) {
 		for _, s := range append(out.Answer, out.Authority...) {
@@ -723,7 +731,7 @@ func TestTTLs(t *testing.T) {
 			name string
 			want []uint32 // at once, then after 3 s
 		}{
-			{"long", []uint32{500, 497}}, {"short", []uint32{5, 2}}, {"nx", []uint32{60, 57}}, {"alias", []uint32{7, 500, 4, 497}},
+			{"long", []uint32{86400, 497}}, {"short", []uint32{5, 2}}, {"nx", []uint32{60, 57}}, {"alias", []uint32{7, 86400, 4, 497}},
 		} {
 			r.forget()
 			out, err := r.ask(ask(c.name+".ttl.lab.", typeA))

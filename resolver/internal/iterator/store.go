@@ -186,14 +186,25 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 	}
 	for i := range res.chain {
 		s := &res.chain[i]
-		s.Rank, s.TTL = rank, min(c.TTL(s.TTL), lease)
+		s.Rank, s.TTL = rank, c.TTL(s.TTL)
 		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
 		}
-		c.Put(r.q.View, subnet, *s, rrcache.Put{}, now)
+		kept := *s
+		kept.TTL = min(s.TTL, lease) // who asks now is told the zone's TTL; we do not keep it beyond the grant
+		c.Put(r.q.View, subnet, kept, rrcache.Put{}, now)
 	}
-	if res.soa == nil || res.kind != kindNXDomain && res.kind != kindNoData {
-		return // a denial without SOA is not kept (RFC 2308 section 5)
+	if res.kind != kindNXDomain && res.kind != kindNoData {
+		return
+	}
+	if res.soa == nil {
+		// RFC 2308 section 5 would not keep a denial without SOA at all. The cache does for a few seconds, so
+		// that whoever keeps asking asks the servers less often.
+		if res.bare && typ != dnswire.TypeDS && typ != dnswire.TypeANY && typ != dnswire.TypeRRSIG {
+			k := rrcache.Key{Name: res.last, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
+			c.PutNegative(k, rrcache.NoData, query.RRset{}, nil, query.Unchecked, now)
+		}
+		return
 	}
 	// The denial is passed on with the TTL it is kept with (RFC 2308 section 3).
 	soa := *res.soa

@@ -13,18 +13,25 @@ func (c *Cache) TTL(ttl uint32) uint32 {
 	return uint32(min(max(seconds(ttl), c.opts.MinTTL), c.opts.MaxTTL) / time.Second)
 }
 
-// NegativeTTL returns the TTL that a denial is kept with: see PutNegative. Without SOA and proof it is 0.
+// NegativeTTL returns the TTL that a denial is kept with: see PutNegative.
 func (c *Cache) NegativeTTL(soa query.RRset, proof []query.RRset) uint32 {
 	life, _ := c.negativeLife(soa, proof)
 	return uint32(life / time.Second)
 }
 
+// bareLife is how long a denial without SOA and proof is kept: long enough to spare its servers a client that
+// keeps asking.
+const bareLife = 5 * time.Second
+
 // negativeLife returns how long a denial is good for; ok is false if it may not be kept.
 func (c *Cache) negativeLife(soa query.RRset, proof []query.RRset) (life time.Duration, ok bool) {
 	first := soa.First()
 	hasSOA := soa.Type == dnswire.TypeSOA && len(first) >= 22
-	if !hasSOA && (soa.Type != 0 || len(proof) == 0) {
+	switch {
+	case !hasSOA && soa.Type != 0:
 		return 0, false
+	case !hasSOA && len(proof) == 0:
+		return bareLife, true
 	}
 	life = min(c.opts.MaxNegativeTTL, c.opts.MaxTTL)
 	if hasSOA {

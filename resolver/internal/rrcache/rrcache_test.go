@@ -378,7 +378,7 @@ func TestDenials(t *testing.T) {
 		"proof":            {soaSet("t.", 100, 100), []query.RRset{nsecSet("t.", "t.", 9)}, 9},
 		"MaxNegativeTTL":   {soaSet("t.", 86400, 86400), nil, 200},
 		"zero":             {soaSet("t.", 0, 100), nil, 0},
-		"no SOA":           {query.RRset{}, nil, 0},
+		"no SOA":           {query.RRset{}, nil, 5},
 		"proof alone":      {query.RRset{}, []query.RRset{nsecSet("t.", "t.", 9)}, 9},
 		"SOA without data": {query.RRset{Name: "t.", Type: dnswire.TypeSOA, TTL: 100}, nil, 0},
 		"padded proof":     {soaSet("t.", 100, 100), make([]query.RRset, maxProof+1), 0},
