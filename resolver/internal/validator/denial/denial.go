@@ -82,7 +82,7 @@ type Proof struct {
 	zone   dnsname.Name
 	nsec   []nsec
 	nsec3  []nsec3
-	params params // of all of nsec3
+	params Params // of all of nsec3
 	mixed  bool   // nsec3 is of more than one chain
 	hasher *Hasher
 }

@@ -393,7 +393,9 @@ func TestLimits(t *testing.T) {
 		if salt == 0 {
 			s = "-"
 		}
-		h := func(n string) string { return strings.ToLower(dns.HashName(n, dns.SHA1, uint16(iterations), strings.TrimPrefix(s, "-"))) }
+		h := func(n string) string {
+			return strings.ToLower(dns.HashName(n, dns.SHA1, uint16(iterations), strings.TrimPrefix(s, "-")))
+		}
 		return sets("example.", fmt.Sprintf("%s.example. 60 IN NSEC3 1 0 %d %s %s A RRSIG", h("w.example."), iterations, s, h("v.example.")))
 	}
 	for _, c := range []struct {
@@ -492,7 +494,7 @@ func TestHash(t *testing.T) {
 		"x.y.w.example.": "2vptu5timamqttgl4luu9kg21e0aor3s", "xx.example.": "t644ebqk9bibcna874givr6joj62mlhv",
 	} {
 		var h [hashLen]byte
-		if !ownerHash(dnsname.MustParse(want+".example."), "\x07example\x00", &h) || hash(dnsname.MustParse(name), params{12, "\xaa\xbb\xcc\xdd"}) != h {
+		if !ownerHash(dnsname.MustParse(want+".example."), "\x07example\x00", &h) || hash(dnsname.MustParse(name), Params{12, "\xaa\xbb\xcc\xdd"}) != h {
 			t.Errorf("hash of %s is not %s", name, want)
 		}
 	}

@@ -11,6 +11,9 @@ const (
 	hashChars = 32 // of an owner label: 20 bytes in base32, no padding
 )
 
+// A Hash is a hashed name.
+type Hash = [hashLen]byte
+
 // A Hasher computes NSEC3 hashes (RFC 5155 section 5) and remembers those that it has computed, so that the proofs
 // of one question share them. It is for one goroutine at a time. The zero value charges nobody.
 type Hasher struct {
@@ -20,15 +23,16 @@ type Hasher struct {
 
 type hashed struct {
 	name   dnsname.Name
-	params params
-	hash   [hashLen]byte
+	params Params
+	hash   Hash
 }
 
 // NewHasher returns a Hasher that calls charge before each hash that is new to it; an error ends the proof.
 // (*query.Tree).Hash is such a function.
 func NewHasher(charge func() error) *Hasher { return &Hasher{charge: charge} }
 
-func (h *Hasher) hash(name dnsname.Name, p params) ([hashLen]byte, error) {
+// Hash returns the hash of a name, or the error of who pays for it.
+func (h *Hasher) Hash(name dnsname.Name, p Params) (Hash, error) {
 	for i := range h.memo {
 		if m := &h.memo[i]; m.name == name && m.params == p {
 			return m.hash, nil
@@ -36,7 +40,7 @@ func (h *Hasher) hash(name dnsname.Name, p params) ([hashLen]byte, error) {
 	}
 	if h.charge != nil {
 		if err := h.charge(); err != nil {
-			return [hashLen]byte{}, err
+			return Hash{}, err
 		}
 	}
 	sum := hash(name, p)
@@ -50,7 +54,7 @@ func (h *Hasher) hash(name dnsname.Name, p params) ([hashLen]byte, error) {
 const maxMemo = 128
 
 // hash is the hash of RFC 5155 section 5 of a name in canonical form.
-func hash(name dnsname.Name, p params) [hashLen]byte {
+func hash(name dnsname.Name, p Params) Hash {
 	var b [dnsname.MaxLen + 255]byte
 	n := copy(b[:], name)
 	n += copy(b[n:], p.salt)
@@ -65,7 +69,7 @@ func hash(name dnsname.Name, p params) [hashLen]byte {
 
 // ownerHash reads the hash out of the first label of an NSEC3 owner (base32 with the extended hex alphabet, RFC 4648
 // section 7), which stands directly below the apex.
-func ownerHash(owner, zone dnsname.Name, out *[hashLen]byte) bool {
+func ownerHash(owner, zone dnsname.Name, out *Hash) bool {
 	if len(owner) != 1+hashChars+len(zone) || owner[0] != hashChars || owner[1+hashChars:] != zone {
 		return false
 	}

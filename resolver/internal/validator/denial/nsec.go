@@ -15,18 +15,23 @@ type nsec struct {
 
 // addNSEC takes the record of s, unless it is malformed or points out of the zone (CVE-2026-13321) or backwards.
 func (p *Proof) addNSEC(s *query.RRset, set int) {
-	n, ok := parseNSEC(s)
-	if !ok || !n.next.IsWithin(p.zone) {
-		return
+	if n, ok := parseNSEC(s, p.zone); ok {
+		n.set = set
+		p.nsec = append(p.nsec, n)
 	}
-	if n.next != p.zone && dnsname.Compare(n.owner, n.next) >= 0 { // only the last of a zone points back, to the apex
-		return
-	}
-	n.set = set
-	p.nsec = append(p.nsec, n)
 }
 
-func parseNSEC(s *query.RRset) (nsec, bool) {
+// ReadNSEC returns the next name of a set's record, in canonical form, if New would let the record count. It looks
+// neither at its status nor, beyond that, at its signatures.
+func ReadNSEC(s *query.RRset, zone dnsname.Name) (next dnsname.Name, ok bool) {
+	if s.Type != dnswire.TypeNSEC || !s.Name.IsWithin(zone) || !signedAsIs(s, zone) {
+		return "", false
+	}
+	n, ok := parseNSEC(s, zone)
+	return n.next, ok
+}
+
+func parseNSEC(s *query.RRset, zone dnsname.Name) (nsec, bool) {
 	rdata := s.First()
 	end := dnswire.PlainName(rdata, 0)
 	if end < 0 || !bitmap(rdata[end:]).valid() {
@@ -34,7 +39,11 @@ func parseNSEC(s *query.RRset) (nsec, bool) {
 	}
 	var next [dnsname.MaxLen]byte
 	dnsname.Fold(next[:], rdata[:end]) // signed as it was sent (RFC 6840 section 5.1), compared as a name
-	return nsec{owner: s.Name, next: dnsname.Name(next[:end]), types: bitmap(rdata[end:])}, true
+	n := nsec{owner: s.Name, next: dnsname.Name(next[:end]), types: bitmap(rdata[end:])}
+	if !n.next.IsWithin(zone) || n.next != zone && dnsname.Compare(n.owner, n.next) >= 0 { // only the last points back, to the apex
+		return nsec{}, false
+	}
+	return n, true
 }
 
 func (p *Proof) matchNSEC(name dnsname.Name) *nsec {

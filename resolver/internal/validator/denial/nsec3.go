@@ -8,23 +8,32 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
-// An nsec3 is an NSEC3 record: between owner and next no hash of a name in the zone lies.
+// An nsec3 is an NSEC3 record: between Owner and Next no hash of a name in the zone lies.
 type nsec3 struct {
-	owner, next [hashLen]byte
-	optOut      bool
-	types       bitmap
-	set         int
+	Hashed
+	types bitmap
+	set   int
 }
 
-// params are what makes a chain: the hash is SHA-1 always.
-type params struct {
+// A Hashed is an NSEC3 record without its types.
+type Hashed struct {
+	Owner, Next Hash
+	OptOut      bool
+	Params      Params
+}
+
+// Params are what makes a chain of NSEC3 records; the hash is SHA-1 always. They are comparable.
+type Params struct {
 	iterations uint16
 	salt       string
 }
 
+// Excessive reports whether the zone asks for more work than proofs are worth here.
+func (p Params) Excessive() bool { return p.price() > MaxIterations }
+
 // price returns what one hash costs beyond the cheapest, in SHA-1 blocks: the additional iterations, and for salts
 // that need more than one block, that many times as much.
-func (p params) price() int {
+func (p Params) price() int {
 	const padding = 9 // FIPS 180-4 section 5.1.1: a bit and a 64-bit length at least
 	blocks := (hashLen + len(p.salt) + padding + 63) / 64
 	return (int(p.iterations)+1)*blocks - 1
@@ -33,40 +42,45 @@ func (p params) price() int {
 // addNSEC3 takes the record of s, unless it is malformed, stands elsewhere than directly below the apex
 // (CVE-2026-10723), or has a hash or flags that are not known (RFC 5155 sections 8.1 and 8.2).
 func (p *Proof) addNSEC3(s *query.RRset, set int) {
-	n, params, ok := parseNSEC3(s, p.zone)
+	h, types, ok := parseNSEC3(s, p.zone)
 	if !ok {
 		return
 	}
 	if len(p.nsec3) == 0 {
-		p.params = params
+		p.params = h.Params
 	}
-	p.mixed = p.mixed || params != p.params
-	n.set = set
-	p.nsec3 = append(p.nsec3, n)
+	p.mixed = p.mixed || h.Params != p.params
+	p.nsec3 = append(p.nsec3, nsec3{h, types, set})
 }
 
-func parseNSEC3(s *query.RRset, zone dnsname.Name) (nsec3, params, bool) {
-	n := nsec3{}
-	if !ownerHash(s.Name, zone, &n.owner) {
-		return nsec3{}, params{}, false
+// ReadNSEC3 reads the record of a set, if New would let it count. It looks neither at its status nor, beyond that,
+// at its signatures.
+func ReadNSEC3(s *query.RRset, zone dnsname.Name) (Hashed, bool) {
+	if s.Type != dnswire.TypeNSEC3 || !signedAsIs(s, zone) {
+		return Hashed{}, false
+	}
+	h, _, ok := parseNSEC3(s, zone)
+	return h, ok
+}
+
+func parseNSEC3(s *query.RRset, zone dnsname.Name) (h Hashed, types bitmap, ok bool) {
+	if !ownerHash(s.Name, zone, &h.Owner) {
+		return h, nil, false
 	}
 	const fixed = 5 // hash algorithm, flags, iterations, length of the salt
 	rdata := s.First()
 	if len(rdata) < fixed || rdata[0] != hashSHA1 || rdata[1]&^flagOptOut != 0 {
-		return nsec3{}, params{}, false
+		return h, nil, false
 	}
-	n.optOut = rdata[1]&flagOptOut != 0
-	iterations := dnswire.Uint16(rdata[2:])
+	h.OptOut = rdata[1]&flagOptOut != 0
 	saltEnd := fixed + int(rdata[4])
 	if len(rdata) < saltEnd+1+hashLen || rdata[saltEnd] != hashLen {
-		return nsec3{}, params{}, false
+		return h, nil, false
 	}
-	copy(n.next[:], rdata[saltEnd+1:])
-	n.types = bitmap(rdata[saltEnd+1+hashLen:])
-	if !n.types.valid() {
-		return nsec3{}, params{}, false
-	}
-	return n, params{iterations, string(rdata[fixed:saltEnd])}, true
+	h.Params = Params{dnswire.Uint16(rdata[2:]), string(rdata[fixed:saltEnd])}
+	copy(h.Next[:], rdata[saltEnd+1:])
+	types = bitmap(rdata[saltEnd+1+hashLen:])
+	return h, types, types.valid()
 }
 
 // The hash algorithm and the flag of RFC 5155 section 11.
@@ -77,9 +91,9 @@ const (
 
 // covers reports whether h lies in the gap. The last record of a chain points to the first, and the only one of a
 // chain to itself.
-func (n *nsec3) covers(h *[hashLen]byte) bool {
-	after, before := bytes.Compare(h[:], n.owner[:]) > 0, bytes.Compare(h[:], n.next[:]) < 0
-	if bytes.Compare(n.owner[:], n.next[:]) < 0 {
+func (n *nsec3) covers(h *Hash) bool {
+	after, before := bytes.Compare(h[:], n.Owner[:]) > 0, bytes.Compare(h[:], n.Next[:]) < 0
+	if bytes.Compare(n.Owner[:], n.Next[:]) < 0 {
 		return after && before
 	}
 	return after || before
@@ -89,12 +103,12 @@ func (n *nsec3) covers(h *[hashLen]byte) bool {
 type place struct{ match, cover *nsec3 }
 
 func (p *Proof) place(name dnsname.Name) (pl place, err error) {
-	h, err := p.hasher.hash(name, p.params)
+	h, err := p.hasher.Hash(name, p.params)
 	if err != nil {
 		return place{}, err
 	}
 	for i := range p.nsec3 {
-		if p.nsec3[i].owner == h {
+		if p.nsec3[i].Owner == h {
 			return place{match: &p.nsec3[i]}, nil
 		}
 	}
@@ -154,7 +168,7 @@ func (e *enclosure) proven(w *nsec3) Result {
 // covered notes that the proof rests on c covering the next closer name.
 func (r *Result) covered(c *nsec3) {
 	r.use(c.set)
-	if c.optOut { // RFC 5155 section 9.2
+	if c.OptOut { // RFC 5155 section 9.2
 		r.Status, r.OptOut, r.Reason = query.Insecure, true, "opt-out covers the name"
 	}
 }
@@ -209,11 +223,11 @@ func (p *Proof) noDataNSEC3(name dnsname.Name, typ uint16) Result {
 		if reason == "" {
 			return e.proven(w.match)
 		}
-		if !e.cover.optOut {
+		if !e.cover.OptOut {
 			return bogus(EDEBogus, reason)
 		}
 	}
-	if e.cover.optOut {
+	if e.cover.OptOut {
 		// The name may be an insecure delegation, whose DS is asked for (RFC 5155 section 8.6), or stand below one
 		// and be unsigned, or be an empty non-terminal above some (RFC 5155 section 7.1). A wildcard that has the
 		// type, and whose record may be among these by chance, would not be asked then.
@@ -250,7 +264,7 @@ func (p *Proof) delegationNSEC3(name dnsname.Name) (Cut, Result) {
 			return cut, bogus(EDEBogus, reason)
 		}
 		return cut, proven("", e.at.set)
-	case e.cover.optOut:
+	case e.cover.OptOut:
 		return InsecureCut, e.proven(nil)
 	}
 	return NoCut, e.proven(nil)
