@@ -258,11 +258,19 @@ func TestMismatchGoesToTCP(t *testing.T) {
 		{"empty", edit(func(r []byte) []byte { return nil })},
 		{"more than offered", edit(func(r []byte) []byte { return append(r, make([]byte, 1232)...) })},
 		{"case lost", edit(func(r []byte) []byte { dnsname.Fold(r[12:29], r[12:29]); return r })},
+		{"case lost over UDP alone", edit(func(r []byte) []byte { dnsname.Fold(r[12:29], r[12:29]); return r })},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := &auth{
 				udp: func(q []byte) [][]byte { return [][]byte{c.bad(q), plain(q)} },
-				tcp: func(q []byte) []byte { r := plain(q); r[len(r)-12] = 99; return r },
+				tcp: func(q []byte) []byte {
+					r := plain(q)
+					if c.name == "case lost" {
+						dnsname.Fold(r[12:29], r[12:29])
+					}
+					r[len(r)-12] = 99
+					return r
+				},
 			}
 			bubble(t, s, Options{}, func(t *testing.T, x *Exchange, _ *simnet.Network) {
 				tr := tree()

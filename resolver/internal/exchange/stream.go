@@ -45,7 +45,7 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 		return err
 	}
 	end := clock.Elapsed().Add(left)
-	id, n := x.write(b.out[2:], a, s, b, false)
+	id, n := x.write(b.out[2:], a, s, b, r.CaseLost)
 	dnswire.PutUint16(b.out[:], uint16(n))
 	out := b.out[:2+n]
 
@@ -63,6 +63,9 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 			x.learnOverTCP(m, a, s)
 			r.Message, r.RTT = m, rtt
 			r.Scope, r.HasScope = scope(a.Subnet, m.Subnet)
+			if r.CaseLost && string(m.QName) == string(out[2+dnswire.HeaderLen:][:len(m.QName)]) {
+				r.CaseLost, r.Mismatch = false, true // the server keeps the case: somebody else answered over UDP
+			}
 			return nil
 		}
 		c.close()

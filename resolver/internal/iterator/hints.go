@@ -133,9 +133,10 @@ func DefaultDoNotQuery() []netip.Prefix {
 	return out
 }
 
-// uses reports whether an address that the network told us may be asked.
+// uses reports whether an address that the network told us may be asked. Unspecified ones are nobody's, whatever
+// was configured (CVE-2026-50251).
 func (it *Iterator) uses(a netip.Addr) bool {
-	if !it.enabled(familyOf(a)) {
+	if a.IsUnspecified() || !it.enabled(familyOf(a)) {
 		return false
 	}
 	for _, p := range it.opts.DoNotQuery {

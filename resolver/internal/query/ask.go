@@ -49,8 +49,9 @@ type Reply struct {
 	TCP bool
 	// Truncated says that UDP brought TC=1 and TCP was used therefore.
 	Truncated bool
-	// CaseLost says that over UDP the question came back in other letters, and that TCP was used therefore.
-	// It may be the server, which is then better asked without Case0x20, or somebody guessing.
+	// CaseLost says that the question came back in other letters over UDP, and over TCP too, which was used
+	// therefore: the server is better asked without Case0x20. If TCP keeps the letters, somebody was guessing,
+	// which is a Mismatch.
 	CaseLost bool
 	// Mismatch says that something else over UDP did not match, so that TCP was used. Never the server's fault.
 	Mismatch bool
