@@ -351,7 +351,7 @@ func (p *point) unvouched(keys []*rrsig.Key, why error) string {
 	case len(anchors) == 0:
 		return p.gone()
 	case !match:
-		return fmt.Sprintf("the trust anchors of %v match none of its keys (anchors %s; keys %s): everything below it is bogus. If this is the right %[1]v, give its current anchors", p.name, list(anchors), list(there))
+		return fmt.Sprintf("the trust anchors of %v match none of its keys (anchors %s; keys %s): everything below it is bogus. If these servers are the right ones, give its current anchors", p.name, list(anchors), list(there))
 	case why != nil:
 		return fmt.Sprintf("the keys of %v carry no good signature by a trust anchor: %v. Is the date right?", p.name, why)
 	}
@@ -396,7 +396,7 @@ func (p *point) takeKeys(keys []*rrsig.Key, passed, ttl time.Duration, s *sighti
 			p.keys = append(p.keys, key{rdata: k.RData(), state: valid})
 		case k.SEP():
 			p.keys = append(p.keys, key{rdata: k.RData(), state: addPend, fresh: true})
-			s.tell(slog.LevelInfo, "%v: key %d is new and becomes a trust anchor if it stays for %v", p.name, k.Tag, hold(ttl))
+			s.tell(slog.LevelInfo, "%v: key %d is new and becomes a trust anchor if it stays for %.0f days", p.name, k.Tag, hold(ttl).Hours()/24)
 		default:
 			continue
 		}
