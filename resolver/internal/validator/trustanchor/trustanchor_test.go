@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -631,10 +632,15 @@ func TestRun(t *testing.T) {
 		var told []string
 		dropped := 0
 		has, by, down := "AB", "A", true
-		var log strings.Builder
+		var log lockedLog
+		var mu sync.Mutex // guards what both sides change
+		set := func(f func()) { mu.Lock(); defer mu.Unlock(); f() }
+		pass := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
 		o := Options{
 			Text: l.anchor("A", false), File: "file", State: filepath.Join(dir, "state"), Skew: time.Hour,
 			Fetch: func(ctx context.Context, zone dnsname.Name) (query.RRset, error) {
+				mu.Lock()
+				defer mu.Unlock()
 				looked = append(looked, time.Since(start))
 				if _, ok := ctx.Deadline(); !ok || zone.String() != "example." {
 					t.Errorf("fetch of %v without an end", zone)
@@ -669,15 +675,15 @@ func TestRun(t *testing.T) {
 			return query.CountRData(ds) + query.CountRData(keys)
 		}
 
-		time.Sleep(10 * time.Minute)
+		pass(10 * time.Minute)
 		if want := []time.Duration{0, time.Minute, 3 * time.Minute, 7 * time.Minute}; !slices.Equal(looked, want) {
 			t.Errorf("during the outage it looked at %v, want %v", looked, want)
 		}
 		if strings.Count(log.String(), "cannot be had") != 1 {
 			t.Errorf("log: %s", &log)
 		}
-		down = false
-		time.Sleep(20 * day)
+		set(func() { down = false })
+		pass(20 * day)
 		if trusted() != 1 || dropped != 0 { // the DS; that its key was seen is nothing new
 			t.Errorf("%d anchors, %d times dropped", trusted(), dropped)
 		}
@@ -689,7 +695,7 @@ func TestRun(t *testing.T) {
 		}
 		stop()
 		before := len(looked)
-		time.Sleep(5 * day)
+		pass(5 * day)
 		if len(looked) != before {
 			t.Error("it looks after its end")
 		}
@@ -698,22 +704,22 @@ func TestRun(t *testing.T) {
 		if trusted() != 1 {
 			t.Errorf("%d anchors after a restart", trusted())
 		}
-		time.Sleep(4 * day)
+		pass(4 * day)
 		if trusted() != 1 {
 			t.Errorf("%d anchors before thirty days", trusted())
 		}
-		time.Sleep(2*day + time.Hour)
+		pass(2*day + time.Hour)
 		if trusted() != 2 || dropped != 0 || !strings.Contains(log.String(), "is a trust anchor from now on") {
 			t.Errorf("%d anchors after thirty days, %d times dropped; log %s", trusted(), dropped, &log)
 		}
-		has, by = "aB", "aB"
-		time.Sleep(2 * day)
+		set(func() { has, by = "aB", "aB" })
+		pass(2 * day)
 		if trusted() != 1 || dropped != 1 || !strings.Contains(log.String(), "was revoked by its owner") {
 			t.Errorf("%d anchors after a revocation, %d times dropped; log %s", trusted(), dropped, &log)
 		}
-		has, by = "A", "A"
+		set(func() { has, by = "A", "A" })
 		log.Reset()
-		time.Sleep(3 * day)
+		pass(3 * day)
 		if n := strings.Count(log.String(), "match none of its keys"); n != 1 || trusted() != 1 {
 			t.Errorf("a problem is reported %d times: %s", n, &log)
 		}
@@ -724,6 +730,30 @@ func TestRun(t *testing.T) {
 		}
 		stop()
 	})
+}
+
+// A lockedLog is a log that two goroutines use.
+type lockedLog struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+func (l *lockedLog) Reset() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.b.Reset()
 }
 
 // TestNothingToDo: a store that neither looks nor tells waits for its end.
