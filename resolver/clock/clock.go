@@ -24,7 +24,8 @@ import (
 )
 
 // An Instant is a point of elapsed time, in nanoseconds since an origin that is fixed for the life of the
-// process. Instants of different processes cannot be compared, so they are never persisted.
+// process. Instants of different processes cannot be compared, so they are never persisted. Those that Elapsed
+// returns are above 0, so that 0 can stand for "long ago" or "not yet".
 type Instant int64
 
 // Never is later than every Instant that Elapsed returns.
@@ -48,7 +49,7 @@ func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 // Before reports whether i is earlier than j.
 func (i Instant) Before(j Instant) bool { return i < j }
 
-// Seconds returns the whole seconds since the origin. Caches keep these 32 bits: enough for 136 years of
+// Seconds returns the whole seconds since the origin. Caches keep these 32 bits: enough for 90 years of
 // uptime.
 func (i Instant) Seconds() uint32 { return uint32(max(i, 0) / Instant(time.Second)) }
 
@@ -90,13 +91,18 @@ var (
 
 func init() { suspended.Store(int64(boottime()) - int64(time.Since(started))) }
 
+// origin is how long before the machine's start the origin is: a process whose clock Follow turns back by
+// decades still has Instants above 0.
+const origin = Instant(40 * 365 * 24 * time.Hour)
+
+// boottime reads CLOCK_BOOTTIME.
 func boottime() Instant {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
 		// Kernels older than 2.6.39 lack it; Go needs a newer one. Without a clock nothing here is safe.
 		panic("clock: CLOCK_BOOTTIME: " + err.Error())
 	}
-	return Instant(ts.Nano())
+	return origin + Instant(ts.Nano())
 }
 
 // Wall returns the date. It has no monotonic reading: a duration must never be computed from it.
