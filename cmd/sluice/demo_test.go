@@ -13,7 +13,7 @@ func TestDemoExitStatus(t *testing.T) {
 	cancel()
 	var out, errs strings.Builder
 	status := execute(ctx, []string{"demo", "--json"}, strings.NewReader(""), &out, &errs)
-	if status != 1 || !strings.HasSuffix(out.String(), `{"passed":0,"failed":19}`+"\n") {
+	if status != 1 || !strings.HasSuffix(out.String(), `{"passed":0,"failed":21}`+"\n") {
 		t.Errorf("exit status %d\n%s%s", status, out.String(), errs.String())
 	}
 	if status, _, errs := sluice(t, "demo", "more"); status != 2 || errs == "" {

@@ -60,9 +60,17 @@ func (q question) String() string { return q.name + " " + dns.TypeToString[q.typ
 // ask asks a resolver as the client's device would. Over encrypted transports the source is 127.0.0.1, which
 // is nobody's: there the device is known by what it says.
 func (s *system) ask(ctx context.Context, p *process, c client, t transport, q question) (*dns.Msg, error) {
+	return s.askWith(ctx, p, c, t, q, flags{})
+}
+
+// flags are what a validating client, or one that wants to see for itself, sets in a query.
+type flags struct{ do, cd bool }
+
+func (s *system) askWith(ctx context.Context, p *process, c client, t transport, q question, f flags) (*dns.Msg, error) {
 	m := new(dns.Msg)
 	m.SetQuestion(q.name, q.typ)
-	m.SetEdns0(1232, false)
+	m.SetEdns0(1232, f.do)
+	m.CheckingDisabled = f.cd
 	var got *dns.Msg
 	var err error
 	if p.node == nil {
@@ -99,6 +107,7 @@ func (s *system) exchange(ctx context.Context, to netip.AddrPort, c client, t tr
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	conn.UDPSize = 1232
 	for {
 		if err := conn.WriteMsg(m); err != nil {
 			return nil, err

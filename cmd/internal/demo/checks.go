@@ -44,6 +44,8 @@ var checks = []check{
 	{"nxdomain", short, nxdomain},
 	{"big-answer-over-tcp", short, bigAnswerOverTCP},
 	{"dead-server-avoided", short, deadServerAvoided},
+	{"secure-ad", short, secureAD},
+	{"bogus-servfail", short, bogusServfail},
 	{"service-down", long, serviceDown},
 	{"restart-from-snapshot", long, restartFromSnapshot},
 	{"catch-up", long, catchUp},
@@ -242,6 +244,71 @@ func nxdomain(ctx context.Context, s *system) (string, error) {
 		}
 	}
 	return "nothing.ed25519.example. does not exist, and the zone's SOA record says for how long", nil
+}
+
+// secureAD asks for names with a chain of trust from the root down, signed in different ways, and for one
+// without: the AD flag tells them apart.
+func secureAD(ctx context.Context, s *system) (string, error) {
+	for _, p := range s.nodes {
+		for _, x := range []struct {
+			name   string
+			secure bool
+		}{
+			{"www.ed25519.example.", true}, {"www.rsa.org.", true}, {"www.ecdsa.com.", true}, {"nothing.ed25519.example.", true},
+			{"www.unsigned.example.", false}, {"www.unsigned.com.", false},
+		} {
+			m, err := s.askWith(ctx, p, bob, udp, host(x.name), flags{do: true})
+			if err != nil {
+				return "", err
+			}
+			signed := slices.ContainsFunc(append(m.Answer, m.Ns...), func(rr dns.RR) bool { return rr.Header().Rrtype == dns.TypeRRSIG })
+			if m.AuthenticatedData != x.secure || signed != x.secure {
+				return "", fmt.Errorf("%s answers %s with AD %v and signatures %v, and both should be %v", p.name, x.name, m.AuthenticatedData, signed, x.secure)
+			}
+			if m, err = s.askWith(ctx, p, bob, udp, host(x.name), flags{}); err != nil {
+				return "", err
+			}
+			if m.AuthenticatedData {
+				return "", fmt.Errorf("%s sets AD in an answer about %s to a client that did not ask for it", p.name, x.name)
+			}
+		}
+	}
+	return "signed names carry the AD flag, whether they exist or not, and names of unsigned zones do not", nil
+}
+
+// bogusServfail asks for names whose signatures are broken, each in a way of its own.
+func bogusServfail(ctx context.Context, s *system) (string, error) {
+	for _, p := range s.nodes {
+		for _, x := range []struct {
+			name string
+			ede  uint16
+		}{
+			{"www.bad-signature.example.", dns.ExtendedErrorCodeDNSBogus},
+			{"www.expired.example.", dns.ExtendedErrorCodeSignatureExpired},
+			{"www.future.example.", dns.ExtendedErrorCodeSignatureNotYetValid},
+			{"bare.partly.example.", dns.ExtendedErrorCodeRRSIGsMissing},
+		} {
+			q := host(x.name)
+			m, err := s.ask(ctx, p, bob, udp, q)
+			if err != nil {
+				return "", err
+			}
+			if r := replyOf(m); r.rcode != dns.RcodeServerFailure || len(m.Answer)+len(m.Ns) > 0 || r.code != int(x.ede) {
+				return "", fmt.Errorf("%s answers %v with %v and extended error %d, and should with SERVFAIL, no data and %d", p.name, q, r, r.code, x.ede)
+			}
+			if m, err = s.askWith(ctx, p, bob, udp, q, flags{cd: true}); err != nil {
+				return "", err
+			}
+			should, err := real(s, q)
+			if err != nil {
+				return "", err
+			}
+			if r := replyOf(m); !r.equal(should) || m.AuthenticatedData {
+				return "", fmt.Errorf("%s answers %v with %v to a client that checks for itself (CD), and should with %v and without AD", p.name, q, r, should)
+			}
+		}
+	}
+	return "names with broken, expired, early and missing signatures are SERVFAIL, with the cause as extended error, and data for clients that check themselves", nil
 }
 
 // soa is the SOA record of a negative answer.

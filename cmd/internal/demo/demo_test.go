@@ -53,11 +53,11 @@ func TestDemo(t *testing.T) {
 	}
 	want := strings.Fields(`udp tcp dot doh1 doh2 blocked-for-one exception cname-target-blocked rewrite safe-search
 		blocked-after-change unblocked-after-change stranger-refused nxdomain big-answer-over-tcp dead-server-avoided
-		service-down restart-from-snapshot catch-up`)
+		secure-ad bogus-servfail service-down restart-from-snapshot catch-up`)
 	if !slices.Equal(names, want) {
 		t.Errorf("checks %v\n  want %v", names, want)
 	}
-	if last := lines[len(lines)-1]; last != `{"passed":19,"failed":0}` {
+	if last := lines[len(lines)-1]; last != `{"passed":21,"failed":0}` {
 		t.Errorf("last line %s", last)
 	}
 }

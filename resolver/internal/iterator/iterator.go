@@ -130,6 +130,7 @@ type Iterator struct {
 	failures memory[question]
 	names    memory[dnsname.Name] // NS names that could not be resolved
 	broken   memory[dnsname.Name] // zones whose servers answer minimised questions wrongly
+	loads    loads
 
 	// dnames is false until a DNAME was stored: most resolvers see few, and looking for one costs a lookup for
 	// each ancestor of a name.
@@ -182,6 +183,9 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 	key := question{q.Name, q.Type, q.View, q.Subnet}
 	if !fresh {
 		if text, failing := it.failures.active(key, now); failing {
+			if out, ok := it.Cached(q, 0); ok { // learned since, or what could not be had anew
+				return out, nil
+			}
 			return query.Unvalidated{}, &Failure{Code: edeCachedError, Text: text}
 		}
 	}
@@ -195,7 +199,7 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 	if !errors.As(err, &f) {
 		f = &Failure{Code: edeOther, Text: err.Error(), err: err}
 	}
-	if f.memorable() {
+	if f.memorable() && len(avoid) == 0 { // that nobody else could be asked says nothing of those avoided
 		it.failures.failed(key, f.Text, r.now, questionBackoff)
 	}
 	return query.Unvalidated{}, f

@@ -48,7 +48,11 @@ func (r *run) unsigned(name dnsname.Name, thorough bool) (*zone, error) {
 	if err != nil || z.status != query.Secure || !thorough {
 		return z, err
 	}
-	return r.walk(name, true)
+	deeper, err := r.walk(name, true)
+	if err == nil && deeper.status == query.Bogus {
+		return z, nil // no proof of an insecure delegation: the data that lacks a signature is what is wrong
+	}
+	return deeper, err
 }
 
 // walk goes from the deepest zone known at or above name down to the zone that holds it, or to where the chain
