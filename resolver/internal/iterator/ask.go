@@ -43,10 +43,19 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 	if z.pool != nil {
 		return r.forward(z, name, typ)
 	}
+	if !z.static {
+		if !r.it.loads.enter(z.name, r.now) {
+			text := fmt.Sprintf("%v %s: too many questions are under way at servers of %v", name, dnswire.TypeText(typ), z.name)
+			return response{}, &Failure{Code: edeNoReachable, Text: text, final: true, shed: true}
+		}
+	}
 	s := step{r: r, z: z, name: name, typ: typ, minimised: minimised, secure: r.secureZone(z.name)}
 	s.results = make(chan result, maxInFlight)
 	s.end = r.tree.Deadline
 	defer s.stop()
+	if !z.static {
+		defer func() { r.it.loads.leave(z.name, s.timeouts > 0 && !s.answered, clock.Elapsed()) }()
+	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
@@ -122,6 +131,7 @@ type step struct {
 	fallbackFrom              netip.AddrPort
 	complaints                []string
 	networkTrouble            bool
+	busy                      bool // a server has too many questions outstanding already
 }
 
 // A manner is how a server is asked, when not in the usual way.
@@ -421,6 +431,7 @@ func (s *step) takeError(a *attempt, err error) error {
 		s.complain(a.Server, "is unreachable")
 	case errors.Is(err, query.ErrBusy):
 		s.complain(a.Server, "is busy with other questions")
+		s.busy = true
 		s.finish(a.Server)
 		return nil
 	case errors.Is(err, query.ErrMalformed):
@@ -533,7 +544,7 @@ func (s *step) conclude() (response, error) {
 			return s.accept(*f, s.fallbackFrom), nil
 		}
 	}
-	f := &Failure{Code: edeNoReachable}
+	f := &Failure{Code: edeNoReachable, shed: s.busy && !s.answered && s.timeouts == 0}
 	if s.networkTrouble {
 		f.Code = edeNetwork
 	}

@@ -18,6 +18,8 @@ type Failure struct {
 	err error // query.ErrLimit or the context's error; nil if the fault is with the servers
 	// final: other servers would not help.
 	final bool
+	// shed: there was no room to ask, which says nothing of the question.
+	shed bool
 }
 
 // Extended DNS errors (IANA).
@@ -38,7 +40,7 @@ func (f *Failure) Unwrap() error { return f.err }
 
 // memorable reports whether the failure says something of the question, rather than of who asked it.
 func (f *Failure) memorable() bool {
-	return !errors.Is(f.err, query.ErrLimit) && !errors.Is(f.err, context.Canceled) && !errors.Is(f.err, context.DeadlineExceeded) &&
+	return !f.shed && !errors.Is(f.err, query.ErrLimit) && !errors.Is(f.err, context.Canceled) && !errors.Is(f.err, context.DeadlineExceeded) &&
 		f.Code != edeNotSupported
 }
 

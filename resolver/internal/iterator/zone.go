@@ -1,6 +1,7 @@
 package iterator
 
 import (
+	"errors"
 	"math"
 	"net/netip"
 	"slices"
@@ -314,6 +315,9 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 		if err != nil {
 			if spent(err) {
 				return nil, err
+			}
+			if f := (*Failure)(nil); errors.As(err, &f) && f.shed {
+				circular = true // it says as little
 			}
 			absent = false
 			continue
