@@ -23,7 +23,8 @@ func load(file string) (*config.Sluice, []config.Fault, error) {
 		return nil, nil, exit(exitFailure, err)
 	}
 	_, faults = limitsFor(m, cfg)
-	return cfg, append(faults, node.Unserved(cfg)...), nil
+	faults = append(faults, node.Unserved(cfg)...)
+	return cfg, append(faults, node.Unusable(cfg)...), nil
 }
 
 func checkCommand() *cobra.Command {

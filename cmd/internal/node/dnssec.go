@@ -33,3 +33,17 @@ func dnssecOptions(c *config.Sluice) (resolver.DNSSECOptions, error) {
 	}
 	return o, nil
 }
+
+// Unusable returns what is wrong with the files that a configuration names, beyond their syntax.
+func Unusable(c *config.Sluice) (faults []config.Fault) {
+	if f := c.DNSSEC.TrustAnchorFile; f != "" {
+		text, err := os.ReadFile(f)
+		if err == nil {
+			err = resolver.CheckAnchors(string(text), f)
+		}
+		if err != nil {
+			faults = append(faults, c.Fault("dnssec.trust_anchor_file", err.Error(), `the zone's present DS records, or "" for the root's built in here`))
+		}
+	}
+	return faults
+}
