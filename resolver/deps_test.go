@@ -87,6 +87,7 @@ var allowed = map[string][]string{
 		"query/settled", "rrcache"},
 	"metrics": {"query"},
 
+	"denialcache":      {"/resolver/clock", "dnsname", "dnswire", "query", "validator/denial"},
 	"validator/denial": {"dnsname", "dnswire", "query", "validator/rrsig"},
 	"validator/rrsig":  {"dnsname", "dnswire", "query"},
 

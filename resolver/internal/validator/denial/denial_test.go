@@ -1,7 +1,6 @@
 package denial
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,63 +12,8 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/validator/denial/denialtest"
 )
-
-// sig makes an RRSIG RDATA as far as this package looks at it.
-func sig(signer dnsname.Name, covered uint16, labels int) []byte {
-	b := binary.BigEndian.AppendUint16(nil, covered)
-	b = append(b, 13, byte(labels), 0, 0, 14, 16, 0xff, 0, 0, 0, 0, 0, 0, 0, 0x12, 0x34)
-	b = append(b, strings.ToUpper(string(signer))...)
-	return append(b, make([]byte, 64)...)
-}
-
-// signedLabels is the Labels field of a signature over owner (RFC 4034 section 3.1.3).
-func signedLabels(owner dnsname.Name) int {
-	if strings.HasPrefix(string(owner), "\x01*") {
-		return owner.Labels() - 1
-	}
-	return owner.Labels()
-}
-
-// set reads a record in presentation form as one verified to be signed by zone.
-func set(zone, text string) query.RRset {
-	rr, err := dns.NewRR(text)
-	if err != nil || rr == nil {
-		panic(fmt.Sprintf("%q: %v", text, err))
-	}
-	return setOf(dnsname.MustParse(zone), rr)
-}
-
-func setOf(zone dnsname.Name, rr dns.RR) query.RRset {
-	h := rr.Header()
-	switch rr := rr.(type) { // PackRR wants the types in order
-	case *dns.NSEC:
-		slices.Sort(rr.TypeBitMap)
-	case *dns.NSEC3:
-		slices.Sort(rr.TypeBitMap)
-		if rr.Salt != "-" {
-			rr.SaltLength = uint8(len(rr.Salt) / 2) // the reader counts modulo 128
-		}
-	}
-	wire := make([]byte, 1024)
-	n, err := dns.PackRR(rr, wire, 0, nil, false)
-	if err != nil {
-		panic(err)
-	}
-	owner := dnsname.MustParse(h.Name)
-	return query.RRset{
-		Name: owner, Type: h.Rrtype, Class: h.Class, TTL: h.Ttl, Status: query.Secure,
-		Data: query.AppendRData(nil, wire[len(owner)+10:n]),
-		Sigs: query.AppendRData(nil, sig(zone, h.Rrtype, signedLabels(owner))),
-	}
-}
-
-func sets(zone string, texts ...string) (out []query.RRset) {
-	for _, t := range texts {
-		out = append(out, set(zone, t))
-	}
-	return out
-}
 
 // ask runs a question in a small language: "nxdomain NAME", "nodata NAME TYPE", "expanded NAME LABELS",
 // "delegation NAME". It answers with the status, and for a delegation with what was found.
@@ -139,7 +83,7 @@ func pick(from map[string]string, names []string, edit func(string) string) (out
 		if from[n] == "" {
 			panic(n)
 		}
-		out = append(out, set("example.", edit(from[n])))
+		out = append(out, denialtest.Set("example.", edit(from[n])))
 	}
 	return out
 }
@@ -263,11 +207,11 @@ func keys(m map[string]string) func(func(string) bool) {
 
 // Rows of hardening C: records that are truly signed and say what is not true, or that nobody signed.
 func TestRecordsThatDoNotCount(t *testing.T) {
-	nsec := set("example.", zone4035["b"])
+	nsec := denialtest.Set("example.", zone4035["b"])
 	with := func(s query.RRset, f func(*query.RRset)) query.RRset { f(&s); return s }
 	resign := func(signer string, typ uint16, labels ...int) (b []byte) {
 		for _, l := range labels {
-			b = query.AppendRData(b, sig(dnsname.MustParse(signer), typ, l))
+			b = query.AppendRData(b, denialtest.Sig(dnsname.MustParse(signer), typ, l))
 		}
 		return b
 	}
@@ -286,21 +230,21 @@ func TestRecordsThatDoNotCount(t *testing.T) {
 		"cut off":                         with(nsec, func(s *query.RRset) { s.Data = query.AppendRData(nil, s.First()[:5]) }),
 		"without types":                   with(nsec, func(s *query.RRset) { s.Data = query.AppendRData(nil, append(s.First()[:13:13], 0, 0)) }),
 		"windows out of order":            with(nsec, func(s *query.RRset) { s.Data = query.AppendRData(nil, append(s.First()[:13:13], 1, 1, 64, 0, 1, 32)) }),
-		"next name in another zone":       set("example.", "b.example. 3600 IN NSEC ns1.test. NS RRSIG NSEC"),
-		"next name above the zone":        set("example.", "b.example. 3600 IN NSEC . NS RRSIG NSEC"),
-		"next name before the owner":      set("example.", "b.example. 3600 IN NSEC ai.example. NS RRSIG NSEC"),
-		"next name is the owner":          set("example.", "b.example. 3600 IN NSEC b.example. NS RRSIG NSEC"),
-		"owner in another zone":           set("example.", "b.test. 3600 IN NSEC ns1.example. NS RRSIG NSEC"),
-		"a delegation, the name below it": set("example.", "example. 3600 IN NSEC ns1.example. NS RRSIG NSEC"),
-		"a DNAME, the name below it":      set("example.", "example. 3600 IN NSEC ns1.example. NS SOA DNAME RRSIG NSEC"),
+		"next name in another zone":       denialtest.Set("example.", "b.example. 3600 IN NSEC ns1.test. NS RRSIG NSEC"),
+		"next name above the zone":        denialtest.Set("example.", "b.example. 3600 IN NSEC . NS RRSIG NSEC"),
+		"next name before the owner":      denialtest.Set("example.", "b.example. 3600 IN NSEC ai.example. NS RRSIG NSEC"),
+		"next name is the owner":          denialtest.Set("example.", "b.example. 3600 IN NSEC b.example. NS RRSIG NSEC"),
+		"owner in another zone":           denialtest.Set("example.", "b.test. 3600 IN NSEC ns1.example. NS RRSIG NSEC"),
+		"a delegation, the name below it": denialtest.Set("example.", "example. 3600 IN NSEC ns1.example. NS RRSIG NSEC"),
+		"a DNAME, the name below it":      denialtest.Set("example.", "example. 3600 IN NSEC ns1.example. NS SOA DNAME RRSIG NSEC"),
 	} {
-		got, r := ask(New("\x07example\x00", []query.RRset{s, set("example.", zone4035["apex"])}, nil), "nxdomain ml.example.")
+		got, r := ask(New("\x07example\x00", []query.RRset{s, denialtest.Set("example.", zone4035["apex"])}, nil), "nxdomain ml.example.")
 		if r.Status != query.Bogus {
 			t.Errorf("NSEC %s: %s %+v", what, got, r)
 		}
 	}
 	// The apex record of b's proof covers the wildcard, so the proof stands once b's record is good.
-	if got, r := ask(New("\x07example\x00", []query.RRset{nsec, set("example.", zone4035["apex"])}, nil), "nxdomain ml.example."); got != "Secure" {
+	if got, r := ask(New("\x07example\x00", []query.RRset{nsec, denialtest.Set("example.", zone4035["apex"])}, nil), "nxdomain ml.example."); got != "Secure" {
 		t.Errorf("the good record: %s %+v", got, r)
 	}
 
@@ -313,18 +257,18 @@ func TestRecordsThatDoNotCount(t *testing.T) {
 		"another salt":                 "2t7b4g4vsa5smi47k61mv5bv1a22bojr.example. 3600 IN NSEC3 1 0 12 aabbccde 2vptu5timamqttgl4luu9kg21e0aor3s A RRSIG",
 		"another number of iterations": "2t7b4g4vsa5smi47k61mv5bv1a22bojr.example. 3600 IN NSEC3 1 0 11 aabbccdd 2vptu5timamqttgl4luu9kg21e0aor3s A RRSIG",
 	} {
-		if got, r := ask(New("\x07example\x00", sets("example.", text), nil), "nodata ns1.example. MX"); r.Status != query.Bogus {
+		if got, r := ask(New("\x07example\x00", denialtest.Sets("example.", text), nil), "nodata ns1.example. MX"); r.Status != query.Bogus {
 			t.Errorf("NSEC3 with %s: %s %+v", what, got, r)
 		}
 	}
-	short := set("example.", zone5155["ns1"])
+	short := denialtest.Set("example.", zone5155["ns1"])
 	rdata := slices.Clone(short.First())
 	rdata[9] = 19 // the next hash is a byte short, and the rest would still parse
 	short.Data = query.AppendRData(nil, append(rdata[:29:29], 0, 1, 64))
 	if got, r := ask(New("\x07example\x00", []query.RRset{short}, nil), "nodata ns1.example. MX"); r.Status != query.Bogus {
 		t.Errorf("NSEC3 with a short next hash: %s %+v", got, r)
 	}
-	mixed := []query.RRset{set("example.", zone5155["ns1"]), set("example.", strings.Replace(zone5155["ns2"], "aabbccdd", "-", 1))}
+	mixed := []query.RRset{denialtest.Set("example.", zone5155["ns1"]), denialtest.Set("example.", strings.Replace(zone5155["ns2"], "aabbccdd", "-", 1))}
 	if got, r := ask(New("\x07example\x00", mixed, nil), "nodata ns1.example. MX"); r.Status != query.Bogus || r.Reason != "NSEC3 records of different chains" {
 		t.Errorf("two chains: %s %+v", got, r)
 	}
@@ -379,7 +323,7 @@ func TestRules(t *testing.T) {
 		{"NSEC proves, NSEC3 is of no use", "example.", zone4035["ns1"] + "|" + zone5155["xx"], "nodata ns1.example. MX", "Secure"},
 		{"no mixture of both", "example.", zone4035["b"] + "|" + zone5155["apex"] + "|" + zone5155["ns1"], "nxdomain ml.example.", "Bogus"},
 	} {
-		got, r := ask(New(dnsname.MustParse(c.zone), sets(c.zone, strings.Split(c.records, "|")...), nil), c.question)
+		got, r := ask(New(dnsname.MustParse(c.zone), denialtest.Sets(c.zone, strings.Split(c.records, "|")...), nil), c.question)
 		if got != c.want {
 			t.Errorf("%s: %s = %s %+v, want %s", c.what, c.question, got, r, c.want)
 		}
@@ -396,7 +340,7 @@ func TestLimits(t *testing.T) {
 		h := func(n string) string {
 			return strings.ToLower(dns.HashName(n, dns.SHA1, uint16(iterations), strings.TrimPrefix(s, "-")))
 		}
-		return sets("example.", fmt.Sprintf("%s.example. 60 IN NSEC3 1 0 %d %s %s A RRSIG", h("w.example."), iterations, s, h("v.example.")))
+		return denialtest.Sets("example.", fmt.Sprintf("%s.example. 60 IN NSEC3 1 0 %d %s %s A RRSIG", h("w.example."), iterations, s, h("v.example.")))
 	}
 	for _, c := range []struct {
 		iterations, salt int
@@ -436,7 +380,7 @@ func TestLimits(t *testing.T) {
 		before int
 		want   query.Status
 	}{{7, query.Secure}, {8, query.Bogus}} {
-		r := New("\x07example\x00", sets("example.", append(slices.Clone(many[:c.before]), zone5155["ns1"])...), nil).NoData(dnsname.MustParse("ns1.example."), dns.TypeMX)
+		r := New("\x07example\x00", denialtest.Sets("example.", append(slices.Clone(many[:c.before]), zone5155["ns1"])...), nil).NoData(dnsname.MustParse("ns1.example."), dns.TypeMX)
 		if r.Status != c.want {
 			t.Errorf("behind %d NSEC3 records: %+v", c.before, r)
 		}
@@ -446,8 +390,8 @@ func TestLimits(t *testing.T) {
 		before int
 		want   query.Status
 	}{{MaxNSEC - 1, query.Secure}, {MaxNSEC, query.Bogus}} {
-		s := slices.Repeat(sets("example.", zone4035["xx"]), c.before)
-		r := New("\x07example\x00", append(s, set("example.", zone4035["ns1"])), nil).NoData(dnsname.MustParse("ns1.example."), dns.TypeMX)
+		s := slices.Repeat(denialtest.Sets("example.", zone4035["xx"]), c.before)
+		r := New("\x07example\x00", append(s, denialtest.Set("example.", zone4035["ns1"])), nil).NoData(dnsname.MustParse("ns1.example."), dns.TypeMX)
 		if r.Status != c.want {
 			t.Errorf("behind %d NSEC records: %+v", c.before, r)
 		}

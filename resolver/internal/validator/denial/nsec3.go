@@ -15,11 +15,13 @@ type nsec3 struct {
 	set   int
 }
 
-// A Hashed is an NSEC3 record without its types.
+// A Hashed is what one needs to know of an NSEC3 record to find it.
 type Hashed struct {
 	Owner, Next Hash
 	OptOut      bool
-	Params      Params
+	// Foreign: names below the owner are not the zone's to speak of; it is a delegation or a DNAME.
+	Foreign bool
+	Params  Params
 }
 
 // Params are what makes a chain of NSEC3 records; the hash is SHA-1 always. They are comparable.
@@ -27,6 +29,9 @@ type Params struct {
 	iterations uint16
 	salt       string
 }
+
+// Iterated reports whether a hash costs more than the cheapest.
+func (p Params) Iterated() bool { return p.price() > 0 }
 
 // Excessive reports whether the zone asks for more work than proofs are worth here.
 func (p Params) Excessive() bool { return p.price() > MaxIterations }
@@ -80,7 +85,11 @@ func parseNSEC3(s *query.RRset, zone dnsname.Name) (h Hashed, types bitmap, ok b
 	h.Params = Params{dnswire.Uint16(rdata[2:]), string(rdata[fixed:saltEnd])}
 	copy(h.Next[:], rdata[saltEnd+1:])
 	types = bitmap(rdata[saltEnd+1+hashLen:])
-	return h, types, types.valid()
+	if !types.valid() {
+		return h, nil, false
+	}
+	h.Foreign = types.foreignBelow()
+	return h, types, true
 }
 
 // The hash algorithm and the flag of RFC 5155 section 11.
@@ -144,7 +153,7 @@ func (p *Proof) enclose(name dnsname.Name) (e enclosure, failed *Result) {
 		e.encloser, e.at, e.cover = at, pl.match, below.cover
 		switch {
 		case at == name:
-		case e.at.types.foreignBelow():
+		case e.at.Foreign:
 			return e, failure(EDEBogus, reasonParent)
 		case e.cover == nil:
 			return e, failure(EDENSECMissing, "no record covers the next closer name")
