@@ -95,8 +95,8 @@ type engine struct {
 	zones    *zones
 	validate *validator.Validator
 	anchors  *trustanchor.Store // nil: nothing is validated
-	staleTTL uint32 // seconds; 0: nothing stale is given
-	judges   bool   // answers are validated
+	staleTTL uint32             // seconds; 0: nothing stale is given
+	judges   bool               // answers are validated
 	holds    holds
 	claims   claims
 	file     string // where RRsets are kept; "" is nowhere
@@ -195,6 +195,11 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 		return settled.Entry{}, err
 	}
 	if keep || e.judges && expanded(u) {
+		if !u.Cached { // no longer than the parents of its zones have granted them
+			for i := range u.Answer {
+				entry.Until(e.rrsets.Lease(u.Answer[i].Name, u.Answer[i].Type, u.Question.View, now))
+			}
+		}
 		e.answers.Put(&u.Question, answercache.Hash(&e.key, &u.Question), entry, now)
 	}
 	return entry, nil

@@ -313,7 +313,8 @@ func (c *Cache) removeNX(nameHash uint64, k Key, m meta, now clock.Instant) {
 // SetStatus records what validation found: set.Status is the status of exactly this data. If it is what the
 // cache holds, status and rank (RankSecure for Secure) are noted and a shorter TTL counts (a validator
 // lowers it to the signatures' end); otherwise the set is Put. It takes the data, not only the key, because
-// another set may have been stored meanwhile, on which no judgement has been passed.
+// another set may have been stored meanwhile, on which no judgement has been passed. A set that is Put lives no
+// longer than the grant of its zone.
 func (c *Cache) SetStatus(view query.View, subnet query.Subnet, set query.RRset, now clock.Instant) bool {
 	if set.Status == query.Secure {
 		set.Rank = query.RankSecure
@@ -322,6 +323,9 @@ func (c *Cache) SetStatus(view query.View, subnet query.Subnet, set query.RRset,
 	nameHash := c.hashName(k.Name)
 	if c.note(nameHash, k, set, now) {
 		return true
+	}
+	if left := c.Lease(set.Name, set.Type, view, now).Sub(now); left < seconds(set.TTL) {
+		set.TTL = uint32(left / time.Second)
 	}
 	return c.Put(view, subnet, set, Put{}, now)
 }
@@ -374,6 +378,18 @@ func (c *Cache) Delegation(name dnsname.Name, view query.View, now clock.Instant
 		}
 	}
 	return "", query.RRset{}, 0, false
+}
+
+// Lease returns until when the parent has granted the zone that a set belongs to, as far as cuts are known;
+// clock.Never if that is the root, or none.
+func (c *Cache) Lease(name dnsname.Name, typ uint16, view query.View, now clock.Instant) clock.Instant {
+	if typ == dnswire.TypeDS && name != dnsname.Root {
+		name = name.Parent() // whose zone has it
+	}
+	if zone, _, granted, ok := c.Delegation(name, view, now); ok && zone != dnsname.Root {
+		return granted
+	}
+	return clock.Never
 }
 
 // cutAt returns when the grant of the cut at k.Name ends, if there is a live one.

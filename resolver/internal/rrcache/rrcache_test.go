@@ -285,6 +285,23 @@ func TestGhostDomains(t *testing.T) {
 	if _, f := c.Get(key("ns.org.", dnswire.TypeA), at(1000*s)); f.OK {
 		t.Error("glue outlives the grant")
 	}
+	// What a validator puts anew, in place of what it found Secure before, is of the zone too.
+	put(nsSet("signed.org.", 300, query.RankGlue, "ns.org."), 1300*s, 1000*s)
+	for _, secs := range []uint32{3600, 86400} {
+		c.SetStatus(0, none, with(a("www.signed.org.", secs, byte(secs>>8)), query.RankAnswer, query.Secure), at(1000*s))
+		if got, f := c.Get(key("www.signed.org.", dnswire.TypeA), at(1001*s)); !f.OK || got.TTL > 300 {
+			t.Errorf("TTL %d within a grant of 300 s", got.TTL)
+		}
+	}
+	for _, x := range []struct {
+		n    string
+		typ  uint16
+		want clock.Instant
+	}{{"www.signed.org.", dnswire.TypeA, at(1300 * s)}, {"signed.org.", dnswire.TypeA, at(1300 * s)}, {"signed.org.", dnswire.TypeDS, at(86400 * s)}, {"test.", dnswire.TypeA, clock.Never}, {".", dnswire.TypeDS, clock.Never}} {
+		if got := c.Lease(name(x.n), x.typ, 0, at(1001*s)); got.Sub(x.want).Abs() > 10*time.Millisecond {
+			t.Errorf("lease of %s %d: %v, want %v", x.n, x.typ, got, x.want)
+		}
+	}
 	// Views do not see each other's cuts.
 	if _, _, _, ok := c.Delegation(name("org."), 1, at(901*s)); ok {
 		t.Error("view 1 sees view 0")

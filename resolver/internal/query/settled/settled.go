@@ -330,6 +330,14 @@ func (e Entry) Stale() bool { return e.b[offFlags]&flagStale != 0 }
 // Expires returns when e ends.
 func (e Entry) Expires() clock.Instant { return clock.Instant(le.Uint64(e.b[offExpires:])) }
 
+// Until makes e end at t if it would end later. It changes e, so nobody else may have it yet.
+func (e Entry) Until(t clock.Instant) {
+	if e.Expires() > t {
+		le.PutUint64(e.b[offExpires:], uint64(t))
+		le.PutUint32(e.b[offSum:], sum(e.b))
+	}
+}
+
 // View reads e in place.
 func (e Entry) View() query.Answer {
 	b := e.b
