@@ -296,7 +296,7 @@ func (r *Resolver) newListeners() (servers []server, err error) {
 		s := doh.New(doh.Options{
 			Listener: n, Handler: r.path, Gate: live.gates[query.DoH], Desks: desks, Path: l.DoHPath, FromProxy: fromProxy,
 			GetCertificate: l.GetCertificate, Handshakes: &live.handshakes,
-			Requests: &live.requests, Streams: int(live.depth.Load()),
+			Requests: &live.requests, Streams: int(live.depth.Load()), Depth: &live.depth,
 		})
 		name(query.DoH, i, s.Counters())
 		servers = append(servers, s)

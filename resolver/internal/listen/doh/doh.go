@@ -9,7 +9,10 @@
 // 404 for another path, 405 for another method, 413 for more than 64 kB, 415 for another type. A query that
 // gets no response on purpose ends its stream, or its HTTP/1.1 connection, without one, and so does a request
 // beyond Options.Requests: a stream costs a goroutine and perhaps a large answer that the client is in no hurry
-// to read, and there are many to a connection, so that a limit on connections alone bounds no memory.
+// to read, and there are many to a connection, so that a limit on connections alone bounds no memory. So does
+// one beyond Options.Depth of its own connection, which HTTP/2 clients are told of as they come and which may
+// fall meanwhile. A client that gives up more than 200 requests within a minute loses its connection: each may
+// have cost a resolution (rapid reset).
 //
 // Responses carry Cache-Control with the smallest TTL (RFC 8484 section 5.1) and are private: whose policy
 // they follow may depend on the client's address, which a shared cache would not see.
@@ -28,6 +31,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/listen"
 )
 
@@ -38,6 +42,8 @@ const (
 	maxFrame    = 16 << 10  // the smallest there may be
 	streamRoom  = 64 << 10  // bytes received and not yet read: a whole body
 	connRoom    = 128 << 10 // the same of a connection, in place of the library's megabyte
+	maxResets   = 200       // requests given up in resetTime
+	resetTime   = time.Minute
 	maxHeader   = 16 << 10
 	maxBody     = 64 << 10
 	headerTime  = 3 * time.Second  // until a request's header is complete
@@ -61,8 +67,10 @@ type Options struct {
 	Handshakes *atomic.Int64
 	// Requests bounds the requests under way in all connections; it may be changed at any time. Default 1024.
 	Requests *atomic.Int64
-	// Streams bounds those of one HTTP/2 connection. Default and most: 100.
+	// Streams bounds those of one HTTP/2 connection, as it is told. Default and most: 100.
 	Streams int
+	// Depth bounds the requests under way of one connection; it may be changed at any time. Nil: Streams does.
+	Depth *atomic.Int64
 	// Gate limits connections. Default: 4096 in all and 64 a source.
 	Gate listen.Gate
 	// FromProxy names the addresses whose connections must begin with a PROXY header, version 2. Default: none.
@@ -146,7 +154,7 @@ func New(o Options) *Server {
 		WriteTimeout:      answerTime,
 		IdleTimeout:       idleTime,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			return context.WithValue(ctx, peerKey{}, &tracked(c).peer)
+			return context.WithValue(ctx, connKey{}, tracked(c))
 		},
 		// What it logs are faults of clients.
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
@@ -236,7 +244,7 @@ type peer struct {
 	serverName    string
 }
 
-type peerKey struct{}
+type connKey struct{}
 
 // handover is the listener that the HTTP server sees: connections come to it after the limits and the TLS
 // handshake.
@@ -277,6 +285,27 @@ type trackedConn struct {
 	peer   peer // set before the HTTP server has it
 	once   sync.Once
 	closed chan struct{}
+
+	underWay atomic.Int64 // requests
+
+	mu     sync.Mutex // guards what follows
+	resets int        // requests given up since
+	since  clock.Instant
+}
+
+// reset counts a request that the client gave up, and closes the connection if there have been too many.
+func (c *trackedConn) reset(now clock.Instant) (tooMany bool) {
+	c.mu.Lock()
+	if c.resets == 0 || now.Sub(c.since) >= resetTime {
+		c.resets, c.since = 0, now
+	}
+	c.resets++
+	tooMany = c.resets > maxResets
+	c.mu.Unlock()
+	if tooMany {
+		c.Close()
+	}
+	return tooMany
 }
 
 func (c *trackedConn) Close() error {

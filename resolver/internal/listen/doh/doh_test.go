@@ -398,6 +398,64 @@ func TestRequestsUnderWay(t *testing.T) {
 	}
 }
 
+// A connection has so many requests under way and no more, by a limit that may change; and a client that gives
+// up more than 200 of them in a minute is rid of.
+func TestOneConnection(t *testing.T) {
+	resolving := make(chan func(), 300)
+	h := &listentest.Handler{OnResolve: func(_ *query.Query, answer func()) { resolving <- answer }}
+	depth := new(atomic.Int64)
+	depth.Store(3)
+	r := start(t, true, Options{Handler: h, Depth: depth})
+	c := r.client(t, 2)
+	get := func(ctx context.Context) chan error {
+		done := make(chan error, 1)
+		go func() {
+			req, err := http.NewRequestWithContext(ctx, "GET", r.url("/dns-query?dns="+param(listentest.Query(1, "miss.example."))), nil)
+			if err != nil {
+				t.Error(err)
+			}
+			resp, err := c.Do(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			done <- err
+		}()
+		return done
+	}
+	first := get(t.Context())
+	answers := []func(){<-resolving}
+	depth.Store(2)
+	second := get(t.Context())
+	answers = append(answers, <-resolving)
+	if err := <-get(t.Context()); err == nil {
+		t.Error("a request beyond the depth was answered")
+	}
+	for _, answer := range answers {
+		answer()
+	}
+	if err := errors.Join(<-first, <-second); err != nil {
+		t.Error(err)
+	}
+
+	ended := func() bool { return r.Counters().Malformed.Load() > 0 }
+	for i := range maxResets + 1 {
+		if ended() {
+			t.Fatalf("the connection was closed after %d resets", i)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := get(ctx)
+		<-resolving
+		cancel()
+		<-done
+		for r.underWay.Load() > 0 { // the server learns of the reset a moment later
+			runtime.Gosched()
+		}
+	}
+	for !ended() {
+		runtime.Gosched()
+	}
+}
+
 // A client that has gone while its request waited costs nothing more.
 func TestClientGoneBeforeItsTurn(t *testing.T) {
 	h := new(listentest.Handler)

@@ -30,6 +30,19 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.counters.Refused[query.RefuseBusy].Add(1)
 		panic(http.ErrAbortHandler) // a response could wait for the client, and that is what there is no room for
 	}
+	ctx := r.Context()
+	if c, ok := ctx.Value(connKey{}).(*trackedConn); ok {
+		defer func() {
+			c.underWay.Add(-1)
+			if ctx.Err() != nil && c.reset(clock.Elapsed()) {
+				s.counters.Malformed.Add(1)
+			}
+		}()
+		if n := c.underWay.Add(1); s.opts.Depth != nil && n > max(s.opts.Depth.Load(), 1) {
+			s.counters.Refused[query.RefuseBusy].Add(1)
+			panic(http.ErrAbortHandler)
+		}
+	}
 	wire, status, why := readQuery(w, r)
 	if status != 0 {
 		if status == http.StatusMethodNotAllowed {
@@ -39,7 +52,6 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
-	ctx := r.Context()
 	var k *listen.Desk
 	select {
 	case k = <-s.opts.Desks:
@@ -114,8 +126,8 @@ func (s *Server) device(path string) (string, bool) {
 func (s *Server) describe(q *query.Query, r *http.Request, device string) {
 	q.Transport, q.Listener, q.Arrived = query.DoH, s.opts.ListenerID, clock.Elapsed()
 	q.Source, q.Local, q.ServerName = netip.AddrPort{}, netip.AddrPort{}, ""
-	if p, ok := r.Context().Value(peerKey{}).(*peer); ok {
-		q.Source, q.Local, q.ServerName = p.source, p.local, p.serverName
+	if c, ok := r.Context().Value(connKey{}).(*trackedConn); ok {
+		q.Source, q.Local, q.ServerName = c.peer.source, c.peer.local, c.peer.serverName
 	}
 	q.PathDevice = device
 	q.AuthDevice, q.AuthSecret = credentials(r)
