@@ -229,6 +229,16 @@ func (in *Internet) TrustAnchorRecords(zone string) []dns.RR {
 	return []dns.RR{z.ds(), dns.Copy(z.ksk.record)}
 }
 
+// Sign returns the signature that a signed zone makes over an RRset, which need not be its own: for Hooks whose
+// answers no good server would give. An owner that begins with an asterisk is signed as a wildcard.
+func (in *Internet) Sign(zone string, rrs []dns.RR) *dns.RRSIG {
+	z := in.world.Load().zones[canonical(zone)]
+	if z == nil || z.zsk == nil {
+		return nil
+	}
+	return z.sign(rrs, 0)
+}
+
 func text(records []dns.RR) string {
 	var b strings.Builder
 	for _, rr := range records {
