@@ -180,15 +180,17 @@ func (e *engine) Fetch(ctx context.Context, tree *query.Tree, q query.Question) 
 	if err := e.validate.Failing(&q, clock.Elapsed()); err != nil {
 		return settled.Entry{}, err
 	}
+	epoch := e.answers.Epoch()
 	u, err := e.iterator.Resolve(ctx, tree, q)
 	if err != nil {
 		return e.insteadOf(err, q)
 	}
 	known := e.recovered(q)
-	return e.settle(ctx, tree, &u, u.Cached || known)
+	return e.settle(ctx, tree, &u, u.Cached || known, epoch)
 }
 
-func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalidated, keep bool) (settled.Entry, error) {
+// settle seals an answer, and keeps it if it should be kept and the caches have not been told to forget since epoch.
+func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalidated, keep bool, epoch uint32) (settled.Entry, error) {
 	now := clock.Elapsed()
 	entry, err := e.validate.Validate(ctx, tree, u, now)
 	if err != nil {

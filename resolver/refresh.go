@@ -13,9 +13,10 @@ import (
 // Refresh resolves anew a question whose answer is near its end, and keeps the answer. If that fails the old
 // one stays until its end, and after holdOff the next hit in its last tenth tries again.
 func (e *engine) Refresh(ctx context.Context, tree *query.Tree, q query.Question) error {
+	epoch := e.answers.Epoch()
 	u, err := e.iterator.Again(ctx, tree, q, nil)
 	if err == nil {
-		_, err = e.settle(ctx, tree, &u, true)
+		_, err = e.settle(ctx, tree, &u, true, epoch)
 	}
 	if err != nil {
 		e.giveBack(q, holdOff)

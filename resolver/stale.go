@@ -127,6 +127,13 @@ func (h *holds) begin(q query.Question, now clock.Instant) {
 	h.m[heldKey(q)] = now.Add(holdOff)
 }
 
+// forget ends all, since who is asked has changed.
+func (h *holds) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.m)
+}
+
 func (h *holds) end(q query.Question) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -192,6 +192,7 @@ func (s *zones) forget(names []Name) {
 	}
 	if len(names) > 0 {
 		s.engine.answers.Raise()
+		s.engine.holds.forget()
 	}
 }
 

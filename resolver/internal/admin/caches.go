@@ -138,14 +138,17 @@ func answerSection(entry settled.Entry) []query.RRset {
 }
 
 // Purge forgets a name in both caches. Of settled answers all types go: an answer of one type may rest on
-// RRsets of another.
+// RRsets of another. All other settled answers are made again from their RRsets when they are next asked for,
+// because those under way may rest on what was purged.
 func (c Caches) Purge(name dnsname.Name, subtree bool, typ uint16) int {
 	// RRsets first: an answer must not be made again from what is about to go.
 	n := c.RRsets.Purge(name, subtree, typ)
 	if c.Forget != nil {
 		c.Forget(name, subtree)
 	}
-	return n + c.Answers.Purge(name, subtree)
+	n += c.Answers.Purge(name, subtree)
+	c.Answers.Raise()
+	return n
 }
 
 // Dump writes the RRset cache.

@@ -152,8 +152,12 @@ rrset|www.example.|A|insecure|answer|corp|192.0.2.1;192.0.2.2
 	if err := c.Dump(&dump); err != nil {
 		t.Fatal(err)
 	}
+	epoch := c.Answers.Epoch()
 	if n := c.Purge(dnsname.MustParse("example."), true, 0); n != 4 {
 		t.Errorf("purged %d", n)
+	}
+	if c.Answers.Epoch() == epoch {
+		t.Error("an answer under way, made of what was purged, would be kept")
 	}
 	if got := show(c.Look(www, 0)); got != "" {
 		t.Errorf("after the purge:\n%s", got)
