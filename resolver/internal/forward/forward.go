@@ -37,8 +37,8 @@
 // for lateness more, since an upstream may itself have to resolve. Upstreams silent three times in a row rest, as
 // package selection has it: they are asked last, and in the end by one question at a time.
 //
-// Errors: query.ErrLimit or the context's error where those ended it, else one that names each upstream tried and
-// what it did. Time is elapsed time throughout. Every message costs the question's tree one query, shadows' none.
+// Errors: query.ErrLimit or the context's error where those ended it, net.ErrClosed after Close, else one that names
+// each upstream tried and what it did. Time is elapsed time throughout. Every message costs the question's tree one query, shadows' none.
 package forward
 
 import (
@@ -46,6 +46,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -65,7 +66,7 @@ import (
 // of the upstream whose answer it is, with quorum of the first of those that agree.
 func (p *Pool) Forward(ctx context.Context, tree *query.Tree, a query.Ask, avoid []netip.AddrPort) (query.Reply, netip.AddrPort, error) {
 	if !p.enter() {
-		return query.Reply{}, netip.AddrPort{}, fmt.Errorf("the pool is closed: %w", query.ErrUnreachable)
+		return query.Reply{}, netip.AddrPort{}, fmt.Errorf("the pool was replaced: %w", net.ErrClosed)
 	}
 	defer p.running.Done()
 	a.Server, a.RD, a.CD, a.DO = netip.AddrPort{}, true, true, true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -18,7 +19,8 @@ import (
 type Forwarder interface {
 	// Forward returns a response with RCODE NOERROR, NXDOMAIN or YXDOMAIN and the address of the resolver that
 	// gave it. Resolvers in avoid are asked only if there are no others. a.Server and flags are not set, a.Timeout
-	// is the time for all.
+	// is the time for all. A Forwarder that is no longer in use may return net.ErrClosed, provided that SetZones has
+	// replaced it before.
 	Forward(ctx context.Context, tree *query.Tree, a query.Ask, avoid []netip.AddrPort) (query.Reply, netip.AddrPort, error)
 }
 
@@ -40,6 +42,7 @@ func (r *run) forward(z *cut, name dnsname.Name, typ uint16) (response, error) {
 	}, r.avoid)
 	r.now = clock.Elapsed()
 	if err != nil {
+		z.replaced = errors.Is(err, net.ErrClosed)
 		return response{}, r.notForwarded(z, name, typ, err)
 	}
 	res := classify(reply.Message, z.name, name, typ, true)

@@ -332,6 +332,9 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 			switch {
 			case !recoverable(err):
 				return response{}, err
+			case z.replaced:
+				z = r.start(name, typ, "")
+				continue
 			case z.static && z.first:
 				z = r.startPublic(name, typ)
 				continue

@@ -28,7 +28,9 @@ type cut struct {
 	cached bool      // the delegation was known before this run
 	static bool      // a configured zone
 	pool   Forwarder // of a forward zone
-	first  bool
+	// replaced: SetZones put another pool, or none, in the place of this one before it was asked.
+	replaced bool
+	first    bool
 }
 
 // left returns how long the grant lasts, in seconds, rounded up.
