@@ -42,7 +42,7 @@ var allowed = map[string][]string{
 	"/usercache/internal/pagewalk": nil,
 	"/usercache/internal/store":    {"/usercache/internal/offheap"},
 
-	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
+	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
 		"query/settled", "rebinding", "render", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
@@ -70,7 +70,7 @@ var allowed = map[string][]string{
 	"policy":      {"/resolver/clock", "/usercache", "dnsname", "dnswire", "filter", "query"},
 	"localdata":   {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled"},
 	"answercache": {"/resolver/clock", "arena", "dnsname", "query", "query/settled"},
-	"iterator":    {"/resolver/clock", "dnsname", "dnswire", "query", "rrcache", "selection"},
+	"iterator":    {"/resolver/clock", "denialcache", "dnsname", "dnswire", "query", "rrcache", "selection"},
 	"exchange":    {"/resolver/clock", "dnswire", "query"},
 
 	"forward":          {"/resolver/clock", "dnsname", "dnswire", "forward/shadow", "forward/upstream", "query", "selection"},

@@ -54,6 +54,9 @@ type Cache struct {
 	queue []*span // all that is kept, in the order in which it is looked at for eviction, and some that is gone
 	live  int
 	bytes int64
+
+	budget    int64
+	evictions uint64
 }
 
 type zoneKey struct {
@@ -91,7 +94,7 @@ func New(o Options) *Cache {
 	if o.MaxTTL == 0 {
 		o.MaxTTL = time.Hour
 	}
-	return &Cache{o: o, zones: make(map[zoneKey]*zone), hashing: make(chan struct{}, max(1, runtime.NumCPU()/2))}
+	return &Cache{o: o, budget: o.Bytes, zones: make(map[zoneKey]*zone), hashing: make(chan struct{}, max(1, runtime.NumCPU()/2))}
 }
 
 // Put keeps what may be kept of a proof: NSEC and NSEC3 sets that zone signed, and the zone's SOA, if soa is that.
@@ -209,7 +212,7 @@ func (c *Cache) bury(s *span) {
 
 // evict makes room. mu is held.
 func (c *Cache) evict(now clock.Instant) {
-	for c.bytes > c.o.Bytes && len(c.queue) > 0 {
+	for c.bytes > c.budget && len(c.queue) > 0 {
 		s := c.queue[0]
 		c.queue[0] = nil
 		c.queue = c.queue[1:]
@@ -220,6 +223,7 @@ func (c *Cache) evict(now clock.Instant) {
 			c.queue = append(c.queue, s)
 		default:
 			c.remove(s)
+			c.evictions++
 		}
 	}
 	if len(c.queue) > 2*c.live+64 { // what is gone must not pile up
@@ -269,6 +273,14 @@ func (c *Cache) Purge(name dnsname.Name, subtree bool) {
 	}
 }
 
+// Limit changes the budget while serving.
+func (c *Cache) Limit(bytes int64, now clock.Instant) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.budget = bytes
+	c.evict(now)
+}
+
 // Clear forgets everything.
 func (c *Cache) Clear() {
 	c.mu.Lock()
@@ -283,6 +295,7 @@ func (c *Cache) Clear() {
 type Stats struct {
 	Zones, Records int
 	Bytes, Budget  int64
+	Evictions      uint64
 	Found          uint64 // denials that Find has found
 }
 
@@ -290,5 +303,5 @@ type Stats struct {
 func (c *Cache) Stats() Stats {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
-	return Stats{Zones: len(c.zones), Records: c.live, Bytes: c.bytes, Budget: c.o.Bytes, Found: c.found.Load()}
+	return Stats{Zones: len(c.zones), Records: c.live, Bytes: c.bytes, Budget: c.budget, Evictions: c.evictions, Found: c.found.Load()}
 }

@@ -333,6 +333,10 @@ func TestBudget(t *testing.T) {
 		t.Errorf("%d queued for %d", len(c.queue), c.live)
 	}
 	check(t, c)
+	if c.Limit(8<<10, start); c.Stats().Bytes > 8<<10 || c.Stats().Records == 0 {
+		t.Errorf("with a smaller budget: %+v", c.Stats())
+	}
+	check(t, c)
 	// One zone that keeps changing leaves nothing behind.
 	for i := range 5000 {
 		c.Put(0, p("example."), soa("example.", 60), chain("example.", fmt.Sprintf("h%d", i)), start)

@@ -28,6 +28,7 @@ const (
 // A Denial is what Find found, with what proves it.
 type Denial struct {
 	Kind Kind
+	Zone dnsname.Name // whose records they are
 	// SOA is the zone's, for NXDomain and NoData. Proof holds NSEC or NSEC3 sets. All are Secure and have the TTL of
 	// the whole.
 	SOA   query.RRset
@@ -193,7 +194,7 @@ func (l *look) judge(encloser dnsname.Name, h *denial.Hasher) Denial {
 		sets[i] = s.set
 	}
 	p := denial.New(l.zone.key.name, sets, h)
-	d := Denial{Kind: NXDomain}
+	d := Denial{Kind: NXDomain, Zone: l.zone.key.name}
 	r := p.NameError(l.name)
 	if r.Status != query.Secure {
 		d.Kind = NoData

@@ -1,6 +1,8 @@
 package iterator
 
 import (
+	"slices"
+
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -42,6 +44,8 @@ type response struct {
 	rcode uint16
 	// weak says that the server did not claim authority, though it should: used when nobody does better.
 	weak bool
+	// proven says that the denial comes with NSEC or NSEC3 records of the zone that are signed, by nobody verified.
+	proven bool
 	// bare marks a NODATA answer that has no SOA record, from a server of authority, which no other contradicts.
 	bare bool
 
@@ -87,12 +91,13 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 		return r
 	}
 	r.soa = findSOA(m, zone, r.last, typ)
+	r.proven = slices.ContainsFunc(r.proof, func(s query.RRset) bool { return signedBy(&s, zone) })
 	switch {
-	case len(r.chain) > 0 && (r.soa == nil || r.weak || !forwarder && !signedBy(r.soa, zone)):
+	case len(r.chain) > 0 && !(r.proven && m.RCode == dnswire.RCodeNXDomain) && (r.soa == nil || r.weak || !forwarder && !signedBy(r.soa, zone)):
 		// The response code belongs to the last name (RFC 6604 section 3), but without a SOA record of its
 		// zone the server need not know that zone.
 		r.kind = kindAlias
-	case m.RCode == dnswire.RCodeNXDomain && (r.soa != nil || !r.weak):
+	case m.RCode == dnswire.RCodeNXDomain && (r.soa != nil || !r.weak || r.proven):
 		r.kind = kindNXDomain
 	case m.RCode != dnswire.RCodeNoError:
 		r.kind, r.why = kindFailed, dnswire.RCodeText(m.RCode)+" without authority"
@@ -102,6 +107,9 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 		r.kind = kindEmpty
 	default:
 		r.refer(m, zone, typ)
+		if r.kind == kindEmpty && r.proven {
+			r.kind = kindNoData
+		}
 	}
 	return r
 }
@@ -131,7 +139,7 @@ func (r *response) follow(m *query.Message, zone dnsname.Name, typ uint16, forwa
 			}
 			target := nameIn(dnswire.TypeDNAME, d.First())
 			next, err := r.last.Replace(d.Name, target)
-			if !r.has(d) {
+			if !has(r.chain, d) {
 				r.chain = append(r.chain, one(*d))
 			}
 			if err != nil || target == "" {
@@ -193,9 +201,9 @@ func (r *response) owns(name dnsname.Name) bool {
 	return false
 }
 
-func (r *response) has(s *query.RRset) bool {
-	for i := range r.chain {
-		if r.chain[i].Is(s.Name, s.Type) {
+func has(sets []query.RRset, s *query.RRset) bool {
+	for i := range sets {
+		if sets[i].Is(s.Name, s.Type) {
 			return true
 		}
 	}

@@ -51,8 +51,10 @@ type backoff struct{ first, second, most, quiet time.Duration }
 var (
 	// RFC 9520 section 3.2: at least 1 s, at most 5 minutes.
 	questionBackoff = backoff{time.Second, 5 * time.Second, 60 * time.Second, 5 * time.Minute}
-	nameBackoff     = backoff{60 * time.Second, 60 * time.Second, 60 * time.Second, 5 * time.Minute}
-	brokenBackoff   = backoff{time.Hour, time.Hour, time.Hour, time.Hour}
+	// Zones whose servers' names depend on each other (TsuNAME) do not mend themselves.
+	circleBackoff = backoff{30 * time.Second, 30 * time.Second, 60 * time.Second, 5 * time.Minute}
+	nameBackoff   = backoff{60 * time.Second, 60 * time.Second, 60 * time.Second, 5 * time.Minute}
+	brokenBackoff = backoff{time.Hour, time.Hour, time.Hour, time.Hour}
 )
 
 // maxMemory bounds each memory. What is forgotten costs questions, no more.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -624,6 +625,53 @@ func TestFailureMemory(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		r.want("www.leaf.lab.", typeA, "NOERROR", "www.leaf.lab. A 198.51.100.1")
 	})
+}
+
+// What ends because its tree was nearly spent before it began, or for another limit of the tree, is not
+// remembered: the next tree may do better. What takes all of a tree's time is.
+func TestFailuresOfTrees(t *testing.T) {
+	var chain strings.Builder
+	for i := range 10 {
+		fmt.Fprintf(&chain, "a%d CNAME a%d\n", i, i+1)
+	}
+	chain.WriteString("a10 A 198.51.100.1\n")
+	for what, c := range map[string]struct {
+		delay  time.Duration
+		budget query.Budget
+		known  bool
+	}{
+		"queries":         {0, query.Budget{Queries: 3}, false},
+		"little time":     {400 * time.Millisecond, query.Budget{Time: 2 * time.Second}, false},
+		"all of its time": {1100 * time.Millisecond, query.Budget{}, true},
+	} {
+		bubble(t, zones{leafZone("leaf.lab.", chain.String())}, func(o *Options) { o.Minimise = Off }, func(r *rig) {
+			for _, s := range []string{s1, s2} {
+				r.hook(s, func(q siminternet.Query) *siminternet.Reply {
+					m := q.Answer()
+					if len(m.Answer) > 1 {
+						m.Answer = m.Answer[:1] // one step of the chain at a time
+					}
+					return &siminternet.Reply{Msg: m, Delay: c.delay}
+				})
+			}
+			q := ask("a0.leaf.lab.", typeA)
+			fail := func() *Failure {
+				ctx, cancel := context.WithTimeout(context.Background(), 8*time.Second)
+				defer cancel()
+				_, err := r.it.Resolve(ctx, query.NewTree(clock.Elapsed(), c.budget), q)
+				var f *Failure
+				if !errors.As(err, &f) {
+					t.Fatalf("%s: %v", what, err)
+				}
+				return f
+			}
+			fail()
+			r.it.opts.RRsets.Clear()
+			if f := fail(); (f.Code == edeCachedError) != c.known {
+				t.Errorf("%s: then %d %v", what, f.Code, f)
+			}
+		})
+	}
 }
 
 func TestFailureBackoff(t *testing.T) {

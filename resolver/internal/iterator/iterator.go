@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -93,6 +94,9 @@ type Options struct {
 	LooseGlue bool
 	// UDPSize is what EDNS offers. Zero means 1232.
 	UDPSize uint16
+
+	// Denied says what follows for a question from proofs seen before (RFC 8198). Nil: nothing.
+	Denied func(view query.View, name dnsname.Name, typ uint16, now clock.Instant) denialcache.Denial
 
 	// Zones are the stub and forward zones of all views.
 	Zones []Zone
@@ -167,6 +171,10 @@ const (
 	maxGlueless  = 6  // NS names resolved for one delegation
 )
 
+// tooLong is how long a resolution took that came to no end in the time of its tree for its own sake, so that
+// another tree's time would not be enough either: that is a failure of the question (RFC 9520 section 3.2).
+const tooLong = 6 * time.Second
+
 // A question is the key of what is remembered about questions.
 type question struct {
 	name   dnsname.Name
@@ -199,8 +207,13 @@ func (it *Iterator) resolve(ctx context.Context, tree *query.Tree, q query.Quest
 	if !errors.As(err, &f) {
 		f = &Failure{Code: edeOther, Text: err.Error(), err: err}
 	}
-	if f.memorable() && len(avoid) == 0 { // that nobody else could be asked says nothing of those avoided
-		it.failures.failed(key, f.Text, r.now, questionBackoff)
+	late := errors.Is(f.err, context.DeadlineExceeded) && clock.Elapsed().Sub(now) >= tooLong
+	if (f.memorable() || late) && len(avoid) == 0 { // that nobody else could be asked says nothing of those avoided
+		b := questionBackoff
+		if r.family.circular {
+			b = circleBackoff
+		}
+		it.failures.failed(key, f.Text, r.now, b)
 	}
 	return query.Unvalidated{}, f
 }
@@ -223,6 +236,7 @@ type run struct {
 	offline  bool
 	staleTTL uint32
 	parent   *run // which waits for this one; nil for the client's
+	glueDoes bool // the parent run wants an address to ask, for which glue is good enough
 	depth    int
 	family   *kin
 
@@ -235,6 +249,8 @@ type kin struct {
 	dead map[dnsname.Name]bool
 	// referred are zones of which the parent's referral is as new as this Resolve.
 	referred map[dnsname.Name]bool
+	// circular is true once the address of a name server turned out to depend on itself.
+	circular bool
 }
 
 // resolve follows aliases from the name asked to the data.
@@ -253,6 +269,9 @@ func (r *run) resolve() (query.Unvalidated, error) {
 				if r.followed(s.Name) {
 					return query.Unvalidated{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: aliases go round in a circle", s.Name), final: true}
 				}
+			}
+			if s.Type == dnswire.TypeDNAME && has(r.out.Answer, s) {
+				continue // one DNAME may stand for several aliases
 			}
 			r.out.Answer = append(r.out.Answer, *s)
 		}
@@ -312,6 +331,10 @@ func (r *run) name(name dnsname.Name) (response, error) {
 			r.out.Zone = ""
 			return res, nil
 		}
+		if res, ok := r.inferred(name, r.q.Type); ok {
+			r.out.Zone, r.out.Inferred = "", true
+			return res, nil
+		}
 	}
 	if r.offline {
 		return response{}, errNotCached
@@ -326,7 +349,7 @@ var errNotCached = errors.New("not in the cache")
 func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 	z := r.start(name, typ, "")
 	again := false
-	for range maxReferrals {
+	for range maxReferrals + 1 { // and what the last of them leads to
 		res, err := r.atZone(z, name, typ)
 		if err != nil {
 			switch {
@@ -351,7 +374,11 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 			r.out.Zone = z.name
 			return res, nil
 		}
+		glue := r.glueFor(z, &res, name, typ)
 		z = r.descend(z, res)
+		if glue != nil {
+			return response{kind: kindAnswer, last: name, chain: []query.RRset{*glue}}, nil
+		}
 	}
 	return response{}, &Failure{Code: edeOther, Text: fmt.Sprintf("%v: more than %d referrals", name, maxReferrals), final: true}
 }
@@ -396,12 +423,15 @@ func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 			m.off, fallback = true, true
 			continue
 		}
+		if res.kind == kindNXDomain && res.last != m.at {
+			res.kind = kindAlias // it is the target that does not exist
+		}
 		switch res.kind {
 		case kindReferral:
 			return res, nil
 		case kindNXDomain:
 			r.keep(z, &res, dnswire.TypeA, query.Subnet{})
-			if r.it.opts.Minimise == Strict || r.secureZone(z.name) {
+			if r.it.opts.Minimise == Strict || res.proven && len(res.chain) == 0 || r.secureZone(z.name) {
 				res.last = name
 				return res, nil // nothing is below a name that does not exist (RFC 8020)
 			}

@@ -136,9 +136,15 @@ func TestQuestionsOfOtherKinds(t *testing.T) {
 		// The referral told the DS already, or that there is none.
 		r.want("www.unsigned.org.", typeA, "NOERROR", "www.unsigned.org. A 198.18.5.2")
 		r.ResetLog()
-		r.want("unsigned.org.", dnswire.TypeDS, "NOERROR")
-		if n := r.sent(nil); n != 0 {
-			t.Errorf("%d questions for a DS that a referral denied:\n%s", n, r.log())
+		q := ask("unsigned.org.", dnswire.TypeDS)
+		q.CD = true // as a validator asks
+		if out, err := r.ask(q); err != nil || r.sent(nil) != 0 || len(out.Authority) == 0 {
+			t.Errorf("a DS that a referral denied: %v, %+v\n%s", err, out.Authority, r.log())
+		}
+		// A client wants the SOA record too, which no referral has.
+		q.CD = false
+		if out, err := r.ask(q); err != nil || r.sent(nil) != 1 || out.Authority[0].Type != dnswire.TypeSOA {
+			t.Errorf("a DS that a referral denied: %v, %+v\n%s", err, out.Authority, r.log())
 		}
 
 		// ANY is answered by one RRset, whether the cache has one or not.

@@ -49,6 +49,9 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 	s, found := r.look(name, typ, r.q.Subnet)
 	if found.OK {
 		if n := &found.Negative; n.Kind != rrcache.NoKind {
+			if typ == dnswire.TypeDS && n.SOA.Type != dnswire.TypeSOA && !r.q.CD && !r.offline {
+				return response{}, false // a referral said so, without the SOA record that a client wants
+			}
 			return denial(name, n), true
 		}
 		if answers(&s) && !unproven(&s) {
@@ -164,16 +167,16 @@ func (r *run) secureZone(zone dnsname.Name) bool {
 }
 
 // addressSet returns the addresses of a name server as the cache has them, glue included; known also if it
-// has that there are none.
-func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, known bool) {
+// has that there are none. own says that this is the word of the name's own zone.
+func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, known, own bool) {
 	s, found := r.look(name, typ, query.Subnet{})
 	switch {
 	case !found.OK:
-		return nil, false
+		return nil, false, false
 	case found.Negative.Kind != rrcache.NoKind:
-		return nil, true
+		return nil, true, true
 	}
-	return addresses(&s), true
+	return addresses(&s), true, answers(&s)
 }
 
 // keep stores what a response about (name, typ) says, and marks its sets with their rank.
@@ -189,6 +192,9 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 		s.Rank, s.TTL = rank, c.TTL(s.TTL)
 		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
+		}
+		if s.Type == dnswire.TypeDNAME {
+			r.it.dnames.Store(true)
 		}
 		kept := *s
 		kept.TTL = min(s.TTL, lease) // who asks now is told the zone's TTL; we do not keep it beyond the grant

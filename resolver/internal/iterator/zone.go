@@ -21,6 +21,8 @@ type cut struct {
 	servers []netip.AddrPort
 	// nameless are NS names of which no address is known, halfKnown those of which one family is missing.
 	nameless, halfKnown []dnsname.Name
+	// glued are NS names, of other zones, of which only glue is known: their own zone may know better.
+	glued []dnsname.Name
 	// children are NS names that the child alone gives. They are worth asking when the parent's do not answer.
 	children []dnsname.Name
 	resolved int // NS names looked up for this delegation
@@ -181,19 +183,20 @@ func (r *run) fill(z *cut, ns *query.RRset, extra map[dnsname.Name][]netip.Addr)
 				found[familyOf(a)] = true
 			}
 		}
-		missing := false
+		missing, glue := false, !name.IsWithin(z.name) && z.name != dnsname.Root
 		for fam, typ := range familyTypes {
 			if !r.it.enabled(fam) {
 				found[fam] = true // nobody misses it
 				continue
 			}
-			set, known := r.addressSet(name, typ)
+			set, known, own := r.addressSet(name, typ)
 			for _, a := range set {
 				add(a)
 			}
 			if known {
 				found[fam] = true
 			}
+			glue = glue && !own
 		}
 		for _, a := range extra[name] {
 			add(a)
@@ -204,6 +207,9 @@ func (r *run) fill(z *cut, ns *query.RRset, extra map[dnsname.Name][]netip.Addr)
 			z.nameless = append(z.nameless, name)
 		case missing:
 			z.halfKnown = append(z.halfKnown, name)
+		}
+		if glue && n > 0 {
+			z.glued = append(z.glued, name)
 		}
 	}
 }
@@ -222,7 +228,7 @@ func (r *run) more(z *cut, answered bool) (bool, error) {
 	if !answered {
 		for _, name := range z.children {
 			for _, typ := range familyTypes {
-				known, _ := r.addressSet(name, typ)
+				known, _, _ := r.addressSet(name, typ)
 				for _, a := range known[:min(len(known), maxPerName)] {
 					r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
 				}
@@ -236,11 +242,11 @@ func (r *run) more(z *cut, answered bool) (bool, error) {
 	}
 	for {
 		for range maxRound {
-			name := z.nextName(answered)
+			name, verify := z.nextName(answered)
 			if name == "" {
 				return len(z.servers) > before, nil
 			}
-			found, err := r.findAddresses(name)
+			found, err := r.findAddresses(name, verify)
 			if err != nil {
 				return false, err
 			}
@@ -259,7 +265,7 @@ func (z *cut) hasNames() bool {
 	if len(z.children) > 0 {
 		return true
 	}
-	for _, from := range [][]dnsname.Name{z.nameless, z.halfKnown} {
+	for _, from := range [][]dnsname.Name{z.nameless, z.halfKnown, z.glued} {
 		for _, name := range from {
 			if z.resolved < maxGlueless && !name.IsWithin(z.name) {
 				return true
@@ -269,27 +275,30 @@ func (z *cut) hasNames() bool {
 	return false
 }
 
-// nextName takes the next NS name that is worth resolving, "" if there is none.
-func (z *cut) nextName(answered bool) dnsname.Name {
-	for _, from := range []*[]dnsname.Name{&z.nameless, &z.halfKnown} {
+// nextName takes the next NS name that is worth resolving, "" if there is none. verify says that glue for it is
+// known, and was of no use.
+func (z *cut) nextName(answered bool) (name dnsname.Name, verify bool) {
+	for _, from := range []*[]dnsname.Name{&z.nameless, &z.halfKnown, &z.glued} {
 		if answered && from == &z.halfKnown {
-			break
+			continue
 		}
 		for len(*from) > 0 && z.resolved < maxGlueless {
 			name := (*from)[0]
 			*from = (*from)[1:]
 			if answered || !name.IsWithin(z.name) {
 				z.resolved++
-				return name
+				return name, from == &z.glued
 			}
 		}
 	}
-	return ""
+	return "", false
 }
 
 // findAddresses resolves the name of a name server: the first enabled family that has addresses which the
 // cache does not know yet. No address is no error; an error ends the whole resolution.
-func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
+//
+// With verify, glue is not enough: the name's own zone is asked.
+func (r *run) findAddresses(name dnsname.Name, verify bool) ([]netip.Addr, error) {
 	if r.depth >= maxDepth || r.family.dead[name] {
 		return nil, nil
 	}
@@ -302,14 +311,14 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 			continue
 		}
 		if r.waitsFor(name, typ) {
-			circular = true // we are here because of this very question
+			circular, r.family.circular = true, true // we are here because of this very question
 			continue
 		}
-		if _, known := r.addressSet(name, typ); known {
+		if _, known, own := r.addressSet(name, typ); own || known && !verify {
 			continue
 		}
 		sub := &run{
-			it: r.it, now: r.now, ctx: r.ctx, tree: r.tree, parent: r, depth: r.depth + 1, family: r.family,
+			it: r.it, now: r.now, ctx: r.ctx, tree: r.tree, parent: r, depth: r.depth + 1, family: r.family, glueDoes: !verify,
 			q: query.Question{Name: name, Type: typ, Class: dnswire.ClassIN, CD: true, View: r.q.View},
 		}
 		out, err := sub.resolve()
@@ -336,8 +345,8 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 			return found, nil
 		}
 	}
-	if circular {
-		return nil, nil // it says nothing of the name
+	if circular || verify {
+		return nil, nil // it says nothing of the name, or nothing against its glue
 	}
 	if r.family.dead == nil {
 		r.family.dead = make(map[dnsname.Name]bool)
@@ -350,6 +359,19 @@ func (r *run) findAddresses(name dnsname.Name) ([]netip.Addr, error) {
 		}
 	}
 	return nil, nil
+}
+
+// glueFor returns the glue that a referral by z has for a name, if glue is what this run needs: whoever delegates
+// the zone of a name server vouches for its address as much as for any other delegation, and a question is
+// saved.
+func (r *run) glueFor(z *cut, res *response, name dnsname.Name, typ uint16) *query.RRset {
+	if !r.glueDoes || name != r.q.Name || !name.IsWithin(z.name) {
+		return nil
+	}
+	if g := find(res.glue, name, typ); g != nil && slices.ContainsFunc(addresses(g), r.it.uses) {
+		return g
+	}
+	return nil
 }
 
 // waitsFor reports whether this run, or one that waits for it, is itself looking for these addresses. The chain

@@ -23,6 +23,8 @@ type Unvalidated struct {
 	Servers []netip.AddrPort
 	// Cached is true if nothing had to be asked.
 	Cached bool
+	// Inferred is true if some of it follows from proofs of other names (RFC 8198).
+	Inferred bool
 	// Stale is true if some of it is past its TTL (RFC 8767); TTLs are then the configured stale TTL.
 	Stale bool
 }
