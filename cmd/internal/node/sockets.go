@@ -37,6 +37,13 @@ func (s *sockets) open(c *config.Listen, l *resolver.LiveLimits) error {
 	s.addrs = make(map[string][]netip.AddrPort)
 	workers := int(l.Value(resolver.LimitWorkers))
 	for _, a := range c.UDP {
+		if workers > 1 && a.Port() != 0 {
+			if err := free(a); err != nil {
+				return fmt.Errorf("listen.udp: %w", err)
+			}
+		}
+	}
+	for _, a := range c.UDP {
 		at := a
 		for i := range workers {
 			lc := net.ListenConfig{Control: udpOptions(workers > 1)}
@@ -73,6 +80,17 @@ func (s *sockets) open(c *config.Listen, l *resolver.LiveLimits) error {
 		}
 	}
 	return nil
+}
+
+// free reports why an address cannot be had alone. Workers share one by SO_REUSEPORT, and the kernel lets any
+// process of the same user share it too: a second resolver, started by mistake, would silently take half of the
+// clients.
+func free(a netip.AddrPort) error {
+	pc, err := net.ListenPacket("udp", a.String())
+	if err != nil {
+		return err
+	}
+	return pc.Close()
 }
 
 func (s *sockets) add(key string, ln net.Listener, to *[]net.Listener) {
