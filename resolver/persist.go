@@ -123,14 +123,18 @@ func (e *engine) load(ctx context.Context, log *slog.Logger) bool {
 		return true
 	}
 	begun := clock.Elapsed()
+	last := begun
 	limit := errors.New("time is up")
 	n, skipped, err := e.rrsets.LoadAll(reader(func(b []byte) (int, error) {
+		now := clock.Elapsed()
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
-		if clock.Elapsed().Sub(begun) > maxLoading {
+		if now.Sub(begun) > maxLoading {
 			return 0, limit
 		}
+		time.Sleep(min(now.Sub(last), 10*time.Millisecond)) // half of a processor is for this, the rest for clients
+		last = clock.Elapsed()
 		return f.Read(b)
 	}), begun, clock.Wall())
 	switch {

@@ -212,7 +212,7 @@ func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n, sk
 			continue // learned since: a denial of the whole name would hide it
 		}
 		m := makeMeta(end, query.Unchecked, rank, negative, c.epoch.Load())
-		if c.store(c.hash(nameHash, kind, k), payload, keyLen, m, overDead, now) {
+		if c.store(k, nameHash, kind, payload, keyLen, m, overDead, now) {
 			n++
 		} else {
 			skipped++

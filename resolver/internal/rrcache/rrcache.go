@@ -26,6 +26,12 @@
 // NODATA stands where the set would. NXDOMAIN stands at the name and answers for every type (RFC 2308
 // section 5); NXCut finds one at an ancestor, if it is Secure (RFC 8020). Both keep the SOA and the proof.
 //
+// # Size
+//
+// An entry costs what it is large, in an exact budget, and no type of a name is found by way of another; even so
+// a name has at most 100 types (see maxRare). How many records a set has and how large a message is are bounded
+// where messages are read (package query).
+//
 // Entries live in a package arena table: outside the Go heap, in an exact budget. Lookups take no lock.
 package rrcache
 
@@ -153,6 +159,7 @@ type Cache struct {
 	table *arena.Table
 
 	epoch  atomic.Uint32
+	rare   rarities
 	counts [16]struct { // striped by name
 		hits, misses atomic.Uint64
 		_            [48]byte
@@ -228,7 +235,7 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 	if kind == kindCut && set.Rank == query.RankGlue {
 		over = overAll
 	}
-	if !c.store(c.hash(nameHash, kind, k), payload, len(key), m, over, now) {
+	if !c.store(k, nameHash, kind, payload, len(key), m, over, now) {
 		return false
 	}
 	if kind == kindSet && set.Rank > query.RankGlue {
@@ -263,7 +270,7 @@ func (c *Cache) PutNegative(k Key, kind Kind, soa query.RRset, proof []query.RRs
 	payload := append(make([]byte, 0, 512), key...)
 	payload = appendDenial(payload, k.Name, soa, proof)
 	m := makeMeta(end, status, query.RankAnswer, true, c.epoch.Load())
-	return c.store(c.hash(c.hashName(k.Name), at, k), payload, len(key), m, overEqual, now)
+	return c.store(k, c.hashName(k.Name), at, payload, len(key), m, overEqual, now)
 }
 
 // maxProof bounds the sets of a denial: three NSEC3 records prove any, and a padded proof is not worth
@@ -279,9 +286,9 @@ const (
 	overAll
 )
 
-// store writes an entry unless there is one that it may not take the place of.
-func (c *Cache) store(hash uint64, payload []byte, keyLen int, m meta, over over, now clock.Instant) bool {
-	w := c.table.Lock(hash)
+// store writes an entry unless there is one that it may not take the place of, or the name has too many.
+func (c *Cache) store(k Key, nameHash uint64, kind kind, payload []byte, keyLen int, m meta, over over, now clock.Instant) bool {
+	w := c.table.Lock(c.hash(nameHash, kind, k))
 	defer w.Unlock()
 	old, ok := w.Find(payload[:keyLen])
 	if ok {
@@ -293,6 +300,8 @@ func (c *Cache) store(hash uint64, payload []byte, keyLen int, m meta, over over
 			old.SetMeta(uint64(m))
 			return true
 		}
+	} else if kind == kindSet && !c.rare.room(k, nameHash, now) {
+		return false
 	}
 	return w.Put(payload, keyLen, uint64(m))
 }

@@ -583,6 +583,52 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
+// A name has at most a hundred types, data and denials together, whatever is asked for; those in common use have
+// their place, and what is there can be renewed.
+func TestTypesOfAName(t *testing.T) {
+	c := newCache(Options{})
+	set := func(typ uint16, b byte) query.RRset {
+		x := a("many.example.", 300, b)
+		x.Type = typ
+		return x
+	}
+	held := func() (n int) {
+		for typ := range 1 << 16 {
+			if _, f := c.Get(key("many.example.", uint16(typ)), at(0)); f.OK {
+				n++
+			}
+		}
+		return n
+	}
+	for typ := 1 << 16; typ > 1; typ-- {
+		if typ%2 == 0 {
+			c.Put(0, query.Subnet{}, set(uint16(typ-1), 1), Put{}, at(0))
+		} else {
+			c.PutNegative(key("many.example.", uint16(typ-1)), NoData, soaSet("example.", 300, 300), nil, query.Insecure, at(0))
+		}
+	}
+	if n := held(); n > 100 || n < 60 {
+		t.Errorf("%d types", n)
+	}
+	for _, typ := range []uint16{dnswire.TypeA, dnswire.TypeAAAA, dnswire.TypeHTTPS, 257, 65535} {
+		if got, f := c.Get(key("many.example.", typ), at(0)); !f.OK {
+			t.Errorf("type %d is not there: %+v", typ, got)
+		}
+	}
+	if !c.Put(0, query.Subnet{}, set(65535, 9), Put{}, at(1*s)) {
+		t.Error("what is there cannot be renewed")
+	}
+	other := set(777, 1)
+	other.Name = name("other.example.")
+	if !c.Put(0, query.Subnet{}, other, Put{}, at(0)) {
+		t.Error("another name has no room")
+	}
+	other.Name, other.Type = name("many.example."), 778
+	if c.Put(0, query.Subnet{}, other, Put{}, at(0)) || !c.Put(0, query.Subnet{}, other, Put{}, at(2*time.Hour)) {
+		t.Error("counted for less than an hour, or for ever")
+	}
+}
+
 // Numbers: at most 150 bytes of budget for a name that was resolved once; here with the three quarters of
 // the budget that sets get.
 func TestBytesForAName(t *testing.T) {
