@@ -37,7 +37,7 @@ func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.
 	}
 	why := because(edeNoProof, "%v %s is said not to exist, without a proof", name, dnswire.TypeText(u.Question.Type))
 	claimed := false
-	for _, signer := range proofSigners(u, holder) {
+	for _, signer := range r.deepestFirst(proofSigners(u, holder), holder) {
 		claimed = true
 		z, err := r.zone(signer)
 		switch {
@@ -73,6 +73,7 @@ func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.
 			if err != nil {
 				return verdict{}, nil, err
 			}
+			vd.zone = z
 			return r.denial(u, name, soa, vd, res.Used)
 		}
 		if why = vd.why; failed != nil {
@@ -201,7 +202,8 @@ func (r *run) denial(u *query.Unvalidated, name dnsname.Name, soa *query.RRset, 
 		}
 	} else {
 		for i := range u.Authority { // of an unsigned zone, or under no anchor: as it came
-			if s := &u.Authority[i]; s.Type == dnswire.TypeNSEC || s.Type == dnswire.TypeNSEC3 {
+			// What is Secure proves something of an alias before, in another zone.
+			if s := &u.Authority[i]; (s.Type == dnswire.TypeNSEC || s.Type == dnswire.TypeNSEC3) && s.Status != query.Secure {
 				proof = append(proof, *s)
 			}
 		}
@@ -218,6 +220,7 @@ func (r *run) denial(u *query.Unvalidated, name dnsname.Name, soa *query.RRset, 
 	for i := range proof {
 		proof[i].TTL, proof[i].Status = ttl, vd.status
 	}
+	r.keepProof(vd, head, proof)
 	kind := rrcache.NoData
 	if u.RCode == dnswire.RCodeNXDomain {
 		kind = rrcache.NXDomain
@@ -235,6 +238,16 @@ func (r *run) denial(u *query.Unvalidated, name dnsname.Name, soa *query.RRset, 
 		}
 	}
 	return vd, append(needed, proof...), nil
+}
+
+// keepProof keeps what a Secure verdict rests on for other questions, which holds for everybody.
+func (r *run) keepProof(vd verdict, soa query.RRset, proof []query.RRset) {
+	if r.v.o.Denials == nil || vd.status != query.Secure || vd.zone == nil || r.subnet != (query.Subnet{}) {
+		return
+	}
+	if r.v.o.Epoch() == r.epoch { // what was judged before everything was forgotten is not to come back
+		r.v.o.Denials.Put(r.view, vd.zone.name, soa, proof, r.now)
+	}
 }
 
 // wildcard judges the proof that a Secure set which was made from a wildcard needs, and returns the sets of it.
@@ -255,6 +268,15 @@ func (r *run) wildcard(u *query.Unvalidated, s *query.RRset, vd verdict) (verdic
 	var needed []query.RRset
 	for _, i := range res.Used {
 		needed = append(needed, u.Authority[i])
+	}
+	if out.status == query.Secure && r.v.o.Denials != nil && !u.Inferred {
+		out.zone = vd.zone
+		r.keepProof(out, query.RRset{}, needed)
+		// What was signed are the records of the wildcard, and as such they may answer for other names (RFC 8198
+		// section 5.3).
+		w := *s
+		w.Name = "\x01*" + vd.encloser
+		r.note(&w, query.Secure)
 	}
 	return out, needed, nil
 }
@@ -277,7 +299,7 @@ func (r *run) dsDenied(u *query.Unvalidated, name dnsname.Name) (dsDenial, error
 	}
 	holder := name.Parent()
 	claimed := false
-	for _, signer := range proofSigners(u, holder) {
+	for _, signer := range r.deepestFirst(proofSigners(u, holder), holder) {
 		claimed = true
 		z, err := r.zone(signer)
 		switch {
@@ -317,6 +339,7 @@ func (r *run) dsDenied(u *query.Unvalidated, name dnsname.Name) (dsDenial, error
 			}
 		}
 		if d.nameError || u.RCode == dnswire.RCodeNoError {
+			vd.zone = z
 			_, _, err = r.denial(u, name, soa, vd, res.Used)
 			d.ttl = r.ttl(u)
 		}

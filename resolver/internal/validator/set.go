@@ -2,6 +2,7 @@ package validator
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
@@ -44,7 +45,7 @@ func (r *run) signed(s *query.RRset) (verdict, error) {
 	}
 	why := because(edeNoSignature, "%v %s has no signature", s.Name, dnswire.TypeText(s.Type))
 	claimed := false
-	for _, signer := range signers(s, holder) {
+	for _, signer := range r.deepestFirst(signers(s, holder), holder) {
 		claimed = true
 		z, err := r.zone(signer)
 		if err != nil {
@@ -89,6 +90,24 @@ next:
 		}
 	}
 	return out
+}
+
+// deepestFirst orders the zones that claim to have signed data in the zone of holder, and leaves out those above the
+// trust anchor nearest to it: whoever set that anchor does not want to depend on them.
+func (r *run) deepestFirst(zones []dnsname.Name, holder dnsname.Name) []dnsname.Name {
+	if len(zones) == 0 {
+		return nil
+	}
+	anchor := holder
+	for anchor != "" {
+		if _, _, ok := r.v.o.Anchors.At(anchor); ok {
+			break
+		}
+		anchor = anchor.Parent()
+	}
+	zones = slices.DeleteFunc(zones, func(n dnsname.Name) bool { return !n.IsWithin(anchor) })
+	slices.SortStableFunc(zones, func(a, b dnsname.Name) int { return b.Labels() - a.Labels() })
+	return zones
 }
 
 // cryptography is what a run needs to verify signatures.

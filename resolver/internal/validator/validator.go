@@ -71,6 +71,11 @@ type Cache interface {
 	PutNegative(k rrcache.Key, kind rrcache.Kind, soa query.RRset, proof []query.RRset, status query.Status, now clock.Instant) bool
 }
 
+// Denials are told what Secure denials and expansions of wildcards rest on; package denialcache has them.
+type Denials interface {
+	Put(view query.View, zone dnsname.Name, soa query.RRset, proof []query.RRset, now clock.Instant)
+}
+
 // Options tune a Validator. Every zero field means the default stated on it.
 type Options struct {
 	// Full keeps authority records of positive answers (answers.minimal: false).
@@ -82,6 +87,8 @@ type Options struct {
 	// Fetch and Cache are needed to validate. With a nil Fetch nothing is, and everything is Indeterminate.
 	Fetch Fetcher
 	Cache Cache
+	// Denials keep proofs for other questions (RFC 8198). Nil: nobody does.
+	Denials Denials
 	// Anchors are where chains of trust begin, Insecure where they end.
 	Anchors Anchors
 	// Insecure are negative trust anchors (RFC 7646): at and below these names nothing is validated, unless
@@ -146,6 +153,20 @@ func (v *Validator) SetInsecure(list []Insecure) {
 		m[n.Name] = n.Until
 	}
 	v.insecure.Store(&m)
+}
+
+// Untrusted reports whether a negative trust anchor stands at or above name.
+func (v *Validator) Untrusted(name dnsname.Name, wall time.Time) bool {
+	anchors := *v.insecure.Load()
+	if len(anchors) == 0 {
+		return false
+	}
+	for n := name; n != ""; n = n.Parent() {
+		if until, ok := anchors[n]; ok && (until.IsZero() || wall.Before(until)) {
+			return true
+		}
+	}
+	return false
 }
 
 // A Failure is an answer that clients must not see, or one whose status could not be found.
@@ -293,8 +314,8 @@ func (r *run) answer(u *query.Unvalidated) (query.Status, reason, error) {
 	last, positive := q.Name, false
 	for i := range u.Answer {
 		s := &u.Answer[i]
-		if i > 0 && madeBy(s, &u.Answer[i-1]) {
-			s.Status, s.TTL = u.Answer[i-1].Status, u.Answer[i-1].TTL
+		if d := maker(u.Answer[:i], s); d != nil {
+			s.Status, s.TTL = d.Status, d.TTL
 		} else {
 			vd, err := r.set(s)
 			if err == nil && vd.status == query.Secure && vd.encloser != "" {
@@ -338,6 +359,19 @@ func (r *run) answer(u *query.Unvalidated) (query.Status, reason, error) {
 	}
 	u.Authority = needed
 	return total.status, total.why, nil
+}
+
+// maker returns the DNAME among those judged already that makes s, nil if none does.
+func maker(before []query.RRset, s *query.RRset) *query.RRset {
+	if s.Type != dnswire.TypeCNAME || len(s.Sigs) > 0 {
+		return nil
+	}
+	for i := range before {
+		if madeBy(s, &before[i]) {
+			return &before[i]
+		}
+	}
+	return nil
 }
 
 // madeBy reports whether s is the CNAME that the DNAME d makes (RFC 6672 section 3.1): it needs no signature,
