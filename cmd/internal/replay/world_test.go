@@ -167,6 +167,7 @@ func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
 	}
 	t.Cleanup(func() { w.sim.Close() })
 	write(t, filepath.Join(w.dir, "hints"), w.sim.RootHints())
+	write(t, filepath.Join(w.dir, "anchor"), w.sim.TrustAnchor())
 	w.service = fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	write(t, filepath.Join(w.dir, "bizd.yaml"), fmt.Sprintf("data_dir: %q\nlisten: %q\nhttp: { listen: \"\" }\n", filepath.Join(w.dir, "bizd"), w.service))
 	w.startService()
@@ -188,11 +189,12 @@ listen: { udp: [%q], tcp: [%q], dot: [%q], doh: [%q], workers: 1 }
 tls: { certificates: [{ cert: %q, key: %q }] }
 identify: { server_names: ["dns.test"] }
 recursion: { root_hints_file: %q, upstream_port: %d, do_not_query: [], local_zones: none, ipv6: false, prime_root: false }
+dnssec: { trust_anchor_file: %q, trust_anchor_updates: false, trust_anchor_signalling: false }
 users: { services: [%q] }
 limits: { class: 512m }
 http: { listen: %q }
 admin: { listen: "" }
-`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, w.service, n.http))
+`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, filepath.Join(w.dir, "anchor"), w.service, n.http))
 		w.resolvers = append(w.resolvers, n)
 		w.startResolver(n)
 		n.wait("msg=ready")
