@@ -9,10 +9,12 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dns64"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+	"github.com/sluice-dns/sluice/resolver/internal/rebinding"
 )
 
 const t0 = clock.Instant(1000 * time.Second)
@@ -255,14 +257,25 @@ func TestEveryRoom(t *testing.T) {
 	cur := query.Question{Name: dnsname.MustParse("a.example."), Type: 1, Class: 1}
 	e := settle(t, cur, query.Insecure, "a.example. 300 A 192.0.2.1\na.example. 300 A 192.0.2.2", "")
 	a := e.View()
-	r := New(Options{MaxUDP: 1232, EDE: true})
-	q := ask(t, "a.example.", 1, edns(1232, true))
+	prefix, err := dns64.New(netip.MustParsePrefix("64:ff9b::/96"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := New(Options{
+		MaxUDP: 1232, EDE: true, NSID: strings.Repeat("n", 300), DNS64: prefix,
+		Private: rebinding.New([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, nil),
+	})
+	q := ask(t, "a.example.", 1, func(m *dns.Msg) {
+		edns(1232, true)(m)
+		m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}, &dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0102030405060708"}}
+	})
+	q.HasCookie = true
 	b := query.Block{EDE: 15, Reason: "a list with a long name", TTL: time.Second}
 	s := query.Synth{TTL: 5}
-	var big [300]byte
+	var big [500]byte
 	for room := range big {
 		out := big[:room:room]
-		q.Turn.NumAliases, q.Turn.Flatten = 0, false
+		q.Turn.NumAliases, q.Turn.Flatten, q.Turn.Edit = 0, false, 0
 		for i, n := range []int{
 			r.Answer(q, &a, t0, out), r.Block(q, &b, out), r.Synth(q, &s, out), r.Truncated(q, out),
 			r.Error(q, 2, 22, "some text", out), r.Fault(q, query.BadVers, out), r.Fault(q, query.FormErr, out),
@@ -276,5 +289,21 @@ func TestEveryRoom(t *testing.T) {
 		if n := r.Answer(q, &a, t0, out); n > room {
 			t.Fatalf("room %d: %d bytes behind an alias", room, n)
 		}
+		for edit := range query.EditPrivate | query.EditExcluded | query.EditSynthesise + 1 {
+			q.Turn.Edit = edit
+			if n := r.Answer(q, &a, t0, out); n > room {
+				t.Fatalf("room %d: %d bytes of an edited answer", room, n)
+			}
+		}
+	}
+	out := make([]byte, 1232)
+	for edit := range query.EditPrivate | query.EditExcluded | query.EditSynthesise + 1 {
+		q.Turn.NumAliases, q.Turn.Edit = 0, edit
+		if n := testing.AllocsPerRun(100, func() { r.Answer(q, &a, t0, out) }); n != 0 {
+			t.Errorf("%v allocations for an answer with edits %b", n, edit)
+		}
+	}
+	if m := unpack(t, out[:r.Answer(q, &a, t0, out)]); len(m.IsEdns0().Option) != 2 {
+		t.Errorf("options %v", m.IsEdns0().Option)
 	}
 }
