@@ -100,7 +100,7 @@ func (l *lab) must(name string, typ uint16) *dns.Msg {
 	m := new(dns.Msg).SetQuestion(name, typ)
 	m.SetEdns0(1232, false)
 	m.AuthenticatedData = true // RFC 6840 section 5.7: tell us
-	for range 4 { // a UDP client asks again when nothing comes in time
+	for range 4 {              // a UDP client asks again when nothing comes in time
 		if r, err := l.exchangeFor("udp", m, 3*time.Second); err == nil && r.Truncated {
 			if r, err = l.exchangeFor("tcp", m, 10*time.Second); err == nil {
 				return r

@@ -1,0 +1,45 @@
+package resolver_test
+
+import (
+	"fmt"
+	"testing"
+)
+
+// TestHardening has a row for each row of the hardening checklist (sections A to D) that names a figure. A row
+// sends n of something to the code that serves, once with n at the limit and once with one more, and compares
+// what is observed. Run with -v for the table.
+//
+// Rows that have no entry here, and why: size and time of an RPZ import (no transfer of zones is served; the
+// size of lists is bounded where they are added); extra probes for the parent of a DS (cuts come from referrals,
+// no probe is ever sent); the budget of QUIC (not served yet).
+func TestHardening(t *testing.T) {
+	for section, rows := range map[string][]limitRow{"A": rowsA, "B": rowsB, "C": rowsC, "D": rowsD} {
+		for _, r := range rows {
+			t.Run(section+"/"+r.name, func(t *testing.T) {
+				for _, c := range []struct {
+					n    int
+					want string
+				}{{r.limit, r.at}, {r.limit + 1, r.beyond}} {
+					got := r.try(t, c.n)
+					if got != c.want {
+						t.Errorf("%s: %d: %s; want %s", r.counts, c.n, got, c.want)
+					}
+					t.Logf("limit %d, %s: %d: %s", r.limit, r.counts, c.n, got)
+				}
+			})
+		}
+	}
+}
+
+// A limitRow is one limit.
+type limitRow struct {
+	name   string // the row, and which of its figures
+	counts string // what n is
+	limit  int
+	at     string // observed with n == limit
+	beyond string // observed with n == limit+1
+	try    func(t *testing.T, n int) string
+}
+
+// some says how often something came about, for rows in which what is beyond the limit is cut off.
+func some(n int) string { return fmt.Sprint(n) }
