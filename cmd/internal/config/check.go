@@ -36,8 +36,8 @@ func (c *Sluice) checkFiles(d *decoder) {
 		d.keyPair(fmt.Sprintf("tls.certificates[%d]", i), "cert", "key", pair.Cert, pair.Key)
 	}
 	hints := checkHints
-	if c.rootConfigured() {
-		// Who is asked for the root's names is configured. A file that knows no servers of the root is used by nobody.
+	if len(c.StubZones)+len(c.ForwardZones) > 0 {
+		// A tree of configured zones alone has no root.
 		hints = func(r io.Reader) error {
 			if err := checkHints(r); !errors.Is(err, errNoHints) {
 				return err
@@ -475,23 +475,8 @@ func checkHints(r io.Reader) error {
 var errNoHints = errors.New("it holds no NS record of the root with an address for it")
 
 // HoldsHints reports whether the text of a hints file names servers of the root. A configuration that was loaded may
-// lack them only if it says whom to ask for names of the root.
+// lack them only if it has stub or forward zones, which are then all there is.
 func HoldsHints(text string) bool { return checkHints(strings.NewReader(text)) == nil }
-
-// rootConfigured reports whether the root is a stub or forward zone.
-func (c *Sluice) rootConfigured() bool {
-	for _, z := range c.StubZones {
-		if z.Name == "." && z.View == "" {
-			return true
-		}
-	}
-	for _, z := range c.ForwardZones {
-		if z.Name == "." && z.View == "" && !z.First {
-			return true
-		}
-	}
-	return false
-}
 
 // checkAnchors wants nothing but DS and DNSKEY records; none at all is allowed.
 func checkAnchors(r io.Reader) error {

@@ -260,6 +260,7 @@ func TestFaults(t *testing.T) {
 			"1:93: local_data[0].records[5]: |class IN", "1:105: local_data[0].records[6]: |more than one"}},
 		// files
 		{"recursion: {root_hints_file: sluice.yaml}", []string{"1:30: recursion.root_hints_file: |cannot be used"}},
+		{"recursion: {root_hints_file: sluice.yaml}\nstub_zones: [{name: a, addresses: [192.0.2.1]}]", []string{"1:30: recursion.root_hints_file: |cannot be used"}},
 		{"dnssec: {trust_anchor_file: /}", []string{"1:29: dnssec.trust_anchor_file: |not a regular file"}},
 		{"testing: {clock_file: nowhere}", []string{"1:23: testing.clock_file: |cannot be read"}},
 		{"log: {queries: nowhere/queries.log}", []string{"1:16: log.queries: |does not exist"}},
@@ -580,4 +581,19 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A hints file without servers of the root is a fault, unless configured zones are all there is to be.
+func TestEmptyHints(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "empty.zone")
+	if err := os.WriteFile(file, []byte("; no root\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	text := "recursion: {root_hints_file: '" + file + "'}\n"
+	if got := lines(t, text); len(got) != 1 || !strings.Contains(got[0], "no NS record of the root") {
+		t.Errorf("without zones: %q", got)
+	}
+	if got := lines(t, text+"stub_zones: [{name: a, addresses: [192.0.2.1]}]"); len(got) != 0 {
+		t.Errorf("beside a stub zone: %q", got)
+	}
 }

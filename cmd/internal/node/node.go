@@ -292,8 +292,9 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		if err != nil {
 			return nil, fmt.Errorf("recursion.root_hints_file: %w", err)
 		}
+		o.Recursion.HintsFile = f
 		if config.HoldsHints(string(text)) {
-			o.Recursion.RootHints, o.Recursion.HintsFile = string(text), f
+			o.Recursion.RootHints = string(text)
 		}
 	}
 	for _, d := range c.Rebinding.PrivateDomains {
