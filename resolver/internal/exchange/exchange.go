@@ -513,7 +513,7 @@ func networkError(ctx context.Context, server netip.AddrPort, err error) error {
 		syscall.EADDRNOTAVAIL, syscall.EAFNOSUPPORT, syscall.EACCES, syscall.EPERM, syscall.EINVAL, syscall.ENOPROTOOPT,
 	} {
 		if errors.Is(err, e) {
-			return fmt.Errorf("%w: %v: %v", query.ErrUnreachable, server, e)
+			return fmt.Errorf("%w: %v: %w", query.ErrUnreachable, server, e)
 		}
 	}
 	return fmt.Errorf("asking %v: %w", server, err)

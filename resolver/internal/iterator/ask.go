@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -144,6 +145,7 @@ type attempt struct {
 	patience time.Duration
 	sent     clock.Instant
 	blamed   bool // its timeout was reported
+	explores bool // it finds out whether a family of addresses works
 	cancel   context.CancelFunc
 	dropped  bool // cancelled in favour of the same question sent anew
 }
@@ -183,22 +185,31 @@ func (s *step) next() *attempt {
 		}
 	}
 	now := clock.Elapsed()
-	candidates := s.r.it.reachable(s.z.servers, now)
+	it := s.r.it
+	preferred, exploring := it.preferred(s.z.servers, now)
+	hasDone := func(a netip.AddrPort) bool { return s.done[a] || s.avoids(a) }
+	hasAsked := func(a netip.AddrPort) bool {
+		_, asked := s.asked[a]
+		return asked || hasDone(a)
+	}
 	for {
 		// First those not asked yet; then again those that may have lost a packet.
-		c, ok := s.r.it.opts.Servers.Pick(now, s.z.name, candidates, func(a netip.AddrPort) bool {
-			_, asked := s.asked[a]
-			return asked || s.done[a] || s.avoids(a)
-		})
-		if !ok {
-			c, ok = s.r.it.opts.Servers.Pick(now, s.z.name, candidates, func(a netip.AddrPort) bool {
-				return s.done[a] || s.avoids(a)
-			})
+		c, ok := it.opts.Servers.Pick(now, s.z.name, preferred, hasAsked)
+		for _, skip := range []func(netip.AddrPort) bool{hasAsked, hasDone} {
+			if !ok && len(preferred) < len(s.z.servers) {
+				c, ok = it.opts.Servers.Pick(now, s.z.name, s.z.servers, skip)
+			}
+			if !ok {
+				c, ok = it.opts.Servers.Pick(now, s.z.name, preferred, hasDone)
+			}
 		}
 		if !ok {
 			return nil
 		}
 		a := &attempt{Choice: c, manner: s.asked[c.Server], patience: c.Patience}
+		if exploring && slices.Contains(preferred, c.Server) && a.patience > explorePatience {
+			a.patience, a.Hurried, a.explores = explorePatience, true, true
+		}
 		a.noEDNS = a.noEDNS || c.NoEDNS
 		a.noOptions = a.noOptions || c.NoOptions
 		a.tcp = a.tcp || c.TCP
@@ -318,6 +329,8 @@ func (s *step) blame(a *attempt) {
 	s.timeouts++
 	if !a.Hurried {
 		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
+	}
+	if !a.Hurried || a.explores {
 		s.r.it.familyFails(a.Server.Addr(), now)
 	}
 	s.complain(a.Server, "timed out")
@@ -426,8 +439,12 @@ func (s *step) takeError(a *attempt, err error) error {
 		return nil
 	case errors.Is(err, query.ErrUnreachable):
 		now := clock.Elapsed()
-		s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
-		s.r.it.familyFails(a.Server.Addr(), now)
+		if noRoute(err) { // which is not the server's fault
+			s.r.it.familyGone(a.Server.Addr(), now)
+		} else {
+			s.r.it.opts.Servers.TimedOut(now, a.Server, a.sent)
+			s.r.it.familyFails(a.Server.Addr(), now)
+		}
 		s.complain(a.Server, "is unreachable")
 	case errors.Is(err, query.ErrBusy):
 		s.complain(a.Server, "is busy with other questions")
@@ -444,6 +461,11 @@ func (s *step) takeError(a *attempt, err error) error {
 	s.networkTrouble = true
 	s.finish(a.Server)
 	return nil
+}
+
+// noRoute reports whether this host itself has no way to an address.
+func noRoute(err error) bool {
+	return errors.Is(err, syscall.ENETUNREACH) || errors.Is(err, syscall.EADDRNOTAVAIL) || errors.Is(err, syscall.EAFNOSUPPORT)
 }
 
 // withLess returns the same question with less EDNS, if the response may be due to EDNS (RFC 6891
@@ -560,23 +582,4 @@ func (s *step) conclude() (response, error) {
 		}
 	}
 	return response{}, f
-}
-
-// reachable leaves out servers of a family that does not work here, if there are others.
-func (it *Iterator) reachable(servers []netip.AddrPort, now clock.Instant) []netip.AddrPort {
-	for fam := range it.families {
-		if !it.families[fam].down(now) {
-			continue
-		}
-		var others []netip.AddrPort
-		for _, a := range servers {
-			if familyOf(a.Addr()) != fam {
-				others = append(others, a)
-			}
-		}
-		if len(others) > 0 {
-			return others
-		}
-	}
-	return servers
 }

@@ -166,34 +166,75 @@ func (it *Iterator) enabled(fam int) bool {
 	return fam == ipv4 && !it.opts.NoIPv4 || fam == ipv6 && !it.opts.NoIPv6
 }
 
-// A family notices that no server of an address family can be reached, as on a host without IPv6, so that
-// not every question has to find out. It takes a working other family to conclude that: ten dead servers in a
-// row are no proof that the whole of IPv4 is gone.
+// A family notices that no server of an address family can be reached, as on a host without IPv6, so that not
+// every question has to find out. A family is in doubt when it has failed a few times in a row and the other is
+// better off: ten dead servers are no proof that the whole of IPv4 is gone. IPv6 begins in doubt.
+//
+// While in doubt a family is asked where there is no other, and else now and then, with little patience: the
+// first answer ends the doubt.
 type family struct {
-	failed atomic.Int32 // failures in a row
-	worked atomic.Int64 // a clock.Instant: the last answer
-	until  atomic.Int64 // a clock.Instant: the family is avoided till then
+	failed  atomic.Int32 // failures in a row
+	worked  atomic.Int64 // a clock.Instant: the last answer
+	explore atomic.Int64 // a clock.Instant: when it may be tried again while in doubt
 }
 
 const (
-	familyFailures = 10
-	familyRest     = 60 * time.Second
+	doubtAfter = 2
+	// explorePatience is how long a family in doubt may take to answer.
+	explorePatience = 200 * time.Millisecond
+	exploreFirst    = time.Second // doubled with each failure, up to
+	exploreMost     = 60 * time.Second
 )
 
 func (it *Iterator) familyWorks(a netip.Addr, now clock.Instant) {
 	f := &it.families[familyOf(a)]
 	f.failed.Store(0)
 	f.worked.Store(int64(now))
+	f.explore.Store(0)
 }
 
 func (it *Iterator) familyFails(a netip.Addr, now clock.Instant) {
-	f, other := &it.families[familyOf(a)], &it.families[1-familyOf(a)]
-	if f.failed.Add(1) >= familyFailures {
-		f.failed.Store(familyFailures / 2)
-		if worked := other.worked.Load(); worked != 0 && now.Sub(clock.Instant(worked)) < familyRest {
-			f.until.Store(int64(now.Add(familyRest)))
-		}
-	}
+	f := &it.families[familyOf(a)]
+	n := min(f.failed.Add(1), 16)
+	f.failed.Store(n) // two at once may count as one
+	f.explore.Store(int64(now.Add(min(exploreFirst<<max(n-doubtAfter-1, 0), exploreMost))))
 }
 
-func (f *family) down(now clock.Instant) bool { return now.Before(clock.Instant(f.until.Load())) }
+// familyGone says that this host has no route for a family, or no address: it is not worth trying for a while.
+func (it *Iterator) familyGone(a netip.Addr, now clock.Instant) {
+	f := &it.families[familyOf(a)]
+	f.failed.Store(16)
+	f.explore.Store(int64(now.Add(exploreMost)))
+}
+
+func (it *Iterator) doubtful(fam int) bool {
+	f, other := &it.families[fam], &it.families[1-fam]
+	return f.failed.Load() >= doubtAfter && (other.failed.Load() < doubtAfter || other.worked.Load() > f.worked.Load())
+}
+
+// preferred leaves out servers of a family in doubt if there are others or, when it is time to see whether the
+// doubt is right, those others: then it returns exploring.
+func (it *Iterator) preferred(servers []netip.AddrPort, now clock.Instant) (some []netip.AddrPort, exploring bool) {
+	for fam := range it.families {
+		if !it.doubtful(fam) {
+			continue
+		}
+		var in, out []netip.AddrPort
+		for _, a := range servers {
+			if familyOf(a.Addr()) == fam {
+				in = append(in, a)
+			} else {
+				out = append(out, a)
+			}
+		}
+		if len(in) == 0 || len(out) == 0 {
+			return servers, false
+		}
+		next := &it.families[fam].explore
+		if at := next.Load(); clock.Instant(at) <= now && next.CompareAndSwap(at, int64(now.Add(exploreFirst))) {
+			return in, true
+		}
+		return out, false
+	}
+	return servers, false
+}

@@ -156,6 +156,7 @@ func New(o Options) *Iterator {
 		o.DoNotQuery = DefaultDoNotQuery()
 	}
 	it := &Iterator{opts: o, hints: newHintSet(o.Hints)}
+	it.families[ipv6].failed.Store(doubtAfter)
 	it.SetZones(o.Zones)
 	return it
 }

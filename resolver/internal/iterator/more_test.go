@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/forward"
 	"github.com/sluice-dns/sluice/resolver/internal/forward/upstream"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -621,15 +625,37 @@ func TestUnusableFamily(t *testing.T) {
 		for i := range 30 {
 			start := now()
 			r.want(fmt.Sprintf("www.z%d.lab.", i), typeA, "NOERROR", fmt.Sprintf("www.z%d.lab. A 198.51.100.1", i))
-			if now().Sub(start) > 200*time.Millisecond {
+			if now().Sub(start) > 400*time.Millisecond {
 				slow++
 			}
 		}
-		if slow > 12 {
+		if slow > 0 {
 			t.Errorf("%d of 30 waited for IPv6", slow)
 		}
-		if r.it.families[ipv4].down(now()) {
+		if r.it.doubtful(ipv4) {
 			t.Error("IPv4 is given up")
+		}
+	})
+	bubble(t, zs, nil, func(r *rig) { // no route
+		var tried int
+		r.opts.Exchange.(*exchange.Exchange).Close()
+		r.opts.Exchange = exchange.New(exchange.Options{Transport: exchange.Dialing(func(ctx context.Context, network, address string) (net.Conn, error) {
+			if netip.MustParseAddrPort(address).Addr().Is6() {
+				tried++
+				return nil, &net.OpError{Op: "dial", Net: network, Err: os.NewSyscallError("connect", syscall.ENETUNREACH)}
+			}
+			return r.net.Dial(ctx, network, address)
+		})})
+		r.it = New(r.opts)
+		start := now()
+		for i := range 30 {
+			r.want(fmt.Sprintf("www.z%d.lab.", i), typeA, "NOERROR", fmt.Sprintf("www.z%d.lab. A 198.51.100.1", i))
+		}
+		if d := now().Sub(start); tried != 1 || d > 2*time.Second {
+			t.Errorf("IPv6 was tried %d times; 30 names took %v", tried, d)
+		}
+		if _, blamed := r.opts.Servers.Look(now(), netip.AddrPortFrom(six(1), 53)); blamed {
+			t.Error("a server is blamed for the lack of a route to it")
 		}
 	})
 	bubble(t, zs, nil, func(r *rig) { // nothing but IPv4 exists, and its servers are dead
@@ -640,7 +666,7 @@ func TestUnusableFamily(t *testing.T) {
 		for i := range 10 {
 			r.fails(fmt.Sprintf("www.z%d.lab.", i), typeA, "timed out")
 		}
-		if r.it.families[ipv4].down(now()) {
+		if r.it.doubtful(ipv4) {
 			t.Error("IPv4 is given up")
 		}
 	})
@@ -773,30 +799,54 @@ func TestServersOfTheChildAlone(t *testing.T) {
 	})
 }
 
-func TestFamilyNeedsTheOtherOneToBeGivenUp(t *testing.T) {
+func TestFamilyNeedsTheOtherOneToBeDoubted(t *testing.T) {
 	it := New(Options{})
 	v4, v6 := ip("192.0.2.1"), ip("2001:db8::1")
+	both := []netip.AddrPort{netip.AddrPortFrom(v4, 53), netip.AddrPortFrom(v6, 53)}
 	at := now()
+	choice := func() string {
+		some, exploring := it.preferred(both, at)
+		return fmt.Sprint(some, exploring)
+	}
+	check := func(what, want string) {
+		t.Helper()
+		if got := choice(); got != want {
+			t.Errorf("%s: %s, want %s", what, got, want)
+		}
+	}
+	four, six, all := fmt.Sprint(both[:1], false), fmt.Sprint(both[1:], true), fmt.Sprint(both, false)
+	check("at first IPv6 is tried", six)
+	check("and not again at once", four)
+	it.familyFails(v6, at)
+	check("after a failure", four)
+	at = at.Add(exploreFirst)
+	check("a second later", six)
+	for range 20 {
+		it.familyFails(v6, at)
+	}
+	at = at.Add(exploreMost - time.Second)
+	check("after many failures", four)
+	at = at.Add(time.Second)
+	check("a minute later", six)
+	if some, _ := it.preferred(both[1:], at); len(some) != 1 {
+		t.Errorf("with nothing else: %v", some)
+	}
 	for range 50 {
 		it.familyFails(v4, at)
 	}
-	if it.families[ipv4].down(at) {
-		t.Error("IPv4 is given up, though nothing says that IPv6 works")
+	if it.doubtful(ipv4) {
+		t.Error("IPv4 is in doubt, though nothing says that IPv6 works")
 	}
 	it.familyWorks(v6, at)
-	for range 50 {
-		it.familyFails(v4, at)
+	if check("IPv6 works, IPv4 does not", fmt.Sprint(both[1:], false)); !it.doubtful(ipv4) {
+		t.Error("IPv4 is not in doubt, though IPv6 works")
 	}
-	if !it.families[ipv4].down(at) || it.families[ipv4].down(at.Add(familyRest)) {
-		t.Error("IPv4 is not given up for a while, though IPv6 works")
-	}
-	both := []netip.AddrPort{netip.AddrPortFrom(v4, 53), netip.AddrPortFrom(v6, 53)}
-	if got := it.reachable(both, at); len(got) != 1 || got[0].Addr() != v6 {
-		t.Errorf("%v", got)
-	}
-	if got := it.reachable(both[:1], at); len(got) != 1 {
-		t.Errorf("with nothing else: %v", got)
-	}
+	it.familyWorks(v4, at)
+	check("both work", all)
+	it.familyGone(v6, at)
+	check("no route", four)
+	it.familyWorks(v6, at)
+	check("a route again", all)
 }
 
 // A client subnet is told to the zone's servers alone, and an answer for one subnet is kept for it alone
