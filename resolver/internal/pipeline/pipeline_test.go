@@ -458,10 +458,10 @@ func TestStaleForThoseWhoWait(t *testing.T) {
 		{0, 4 * time.Second, false, [3]string{"new", "new", "new"}, [3]time.Duration{4 * time.Second, 4 * time.Second, 4 * time.Second}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			fetches := 0
+			var fetches atomic.Int32
 			s := &stages{
 				fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
-					fetches++
+					fetches.Add(1)
 					time.Sleep(c.flight)
 					return address(q, "192.0.2.1"), nil
 				},
@@ -494,8 +494,8 @@ func TestStaleForThoseWhoWait(t *testing.T) {
 					t.Errorf("%+v: query %d: %v after %v, want %s after %v", c, i, got[i], at[i], c.want[i], c.at[i])
 				}
 			}
-			if f, w := p.InFlight(); f != 0 || w != 0 || fetches > 2 {
-				t.Errorf("%+v: %d flights and %d waiters are left of %d", c, f, w, fetches)
+			if f, w := p.InFlight(); f != 0 || w != 0 || fetches.Load() > 2 {
+				t.Errorf("%+v: %d flights and %d waiters are left of %d", c, f, w, fetches.Load())
 			}
 			cancel()
 			p.Close()
@@ -515,20 +515,30 @@ func TestStaleForThoseWhoMayNotWait(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		p := start(t, ctx, s, Options{StaleAfter: time.Hour, InFlight: func() int { return 1 }, Waiters: func() int { return 1 }})
+		var mu sync.Mutex
 		results := map[uint16]string{}
 		send := func(id uint16, name string) {
 			q := read(t, name, func(m *dns.Msg, q *query.Query) { m.Id = id })
-			p.Resolve(advance(p, q), func(r []byte) { results[id] = brief(message(t, r)) })
+			p.Resolve(advance(p, q), func(r []byte) {
+				mu.Lock()
+				defer mu.Unlock()
+				results[id] = brief(message(t, r))
+			})
+		}
+		got := func(id uint16) string {
+			mu.Lock()
+			defer mu.Unlock()
+			return results[id]
 		}
 		send(1, "a.example.")
 		send(2, "a.example.") // one waiter more
 		send(3, "b.example.") // one flight more
-		if results[1] != "" || results[2] != "NOERROR A=192.0.2.9" || results[3] != "NOERROR A=192.0.2.9" {
-			t.Errorf("%v", results)
+		if got(1) != "" || got(2) != "NOERROR A=192.0.2.9" || got(3) != "NOERROR A=192.0.2.9" {
+			t.Errorf("%q, %q, %q", got(1), got(2), got(3))
 		}
 		time.Sleep(time.Minute)
-		if results[1] != "NOERROR A=192.0.2.1" {
-			t.Errorf("who waited: %q", results[1])
+		if got(1) != "NOERROR A=192.0.2.1" {
+			t.Errorf("who waited: %q", got(1))
 		}
 		cancel()
 		p.Close()
