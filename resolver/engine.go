@@ -25,8 +25,8 @@ import (
 
 // RecursionOptions steer iterative resolution; the zero value is the public tree over IPv4 and IPv6.
 type RecursionOptions struct {
-	// RootHints is the text of a root hints file (zone-file syntax); "" means the built-in ones, or with a
-	// HintsFile, which names it in errors, a tree without servers of the root: configured zones alone.
+	// RootHints is the text of a root hints file (zone-file syntax); "" means the built-in ones. HintsFile
+	// names it in errors.
 	RootHints, HintsFile string
 	Prime                bool
 	NoIPv4, NoIPv6       bool
@@ -138,9 +138,6 @@ func newEngine(o *Options) (*engine, error) {
 	e.exchange = exchange.New(exchange.Options{Transport: transport, UDPSize: o.Recursion.UDPSize})
 	e.servers = selection.New(selection.Options{})
 	var hints []iterator.Hint // nil: the built-in ones
-	if o.Recursion.HintsFile != "" {
-		hints = []iterator.Hint{}
-	}
 	if o.Recursion.RootHints != "" {
 		var err error
 		if hints, err = iterator.ParseHints(o.Recursion.RootHints, o.Recursion.HintsFile); err != nil {

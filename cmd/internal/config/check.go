@@ -35,17 +35,7 @@ func (c *Sluice) checkFiles(d *decoder) {
 	for i, pair := range c.TLS.Certificates {
 		d.keyPair(fmt.Sprintf("tls.certificates[%d]", i), "cert", "key", pair.Cert, pair.Key)
 	}
-	hints := checkHints
-	if len(c.StubZones)+len(c.ForwardZones) > 0 {
-		// A tree of configured zones alone has no root.
-		hints = func(r io.Reader) error {
-			if err := checkHints(r); !errors.Is(err, errNoHints) {
-				return err
-			}
-			return nil
-		}
-	}
-	d.zoneFile("recursion.root_hints_file", c.Recursion.RootHintsFile, hints)
+	d.zoneFile("recursion.root_hints_file", c.Recursion.RootHintsFile, checkHints)
 	d.zoneFile("dnssec.trust_anchor_file", c.DNSSEC.TrustAnchorFile, checkAnchors)
 	for i, z := range c.PolicyZones {
 		d.readable(fmt.Sprintf("policy_zones[%d].file", i), z.File)
@@ -447,11 +437,30 @@ func (d *decoder) zoneFile(key, path string, check func(io.Reader) error) {
 	}
 }
 
-// checkHints wants a name server of the root and an address of one.
+// checkHints wants a name server of the root and an address of one, or an empty
+// file, which is none.
 func checkHints(r io.Reader) error {
+	records, complete, err := readHints(r)
+	if err == nil && records > 0 && !complete {
+		err = errors.New("it holds no NS record of the root with an address for it")
+	}
+	return err
+}
+
+// HoldsHints reports whether the text of a hints file that was checked has any
+// records.
+func HoldsHints(text string) bool {
+	records, _, _ := readHints(strings.NewReader(text))
+	return records > 0
+}
+
+// readHints counts the records of a hints file; complete says that a name server
+// of the root has an address.
+func readHints(r io.Reader) (records int, complete bool, err error) {
 	servers, addresses := map[string]bool{}, map[string]bool{}
 	p := dns.NewZoneParser(r, ".", "")
 	for rr, ok := p.Next(); ok; rr, ok = p.Next() {
+		records++
 		switch rr := rr.(type) {
 		case *dns.NS:
 			if rr.Hdr.Name == "." {
@@ -461,22 +470,11 @@ func checkHints(r io.Reader) error {
 			addresses[dns.CanonicalName(rr.Header().Name)] = true
 		}
 	}
-	if err := p.Err(); err != nil {
-		return err
-	}
 	for s := range servers {
-		if addresses[s] {
-			return nil
-		}
+		complete = complete || addresses[s]
 	}
-	return errNoHints
+	return records, complete, p.Err()
 }
-
-var errNoHints = errors.New("it holds no NS record of the root with an address for it")
-
-// HoldsHints reports whether the text of a hints file names servers of the root. A configuration that was loaded may
-// lack them only if it has stub or forward zones, which are then all there is.
-func HoldsHints(text string) bool { return checkHints(strings.NewReader(text)) == nil }
 
 // checkAnchors wants nothing but DS and DNSKEY records; none at all is allowed.
 func checkAnchors(r io.Reader) error {

@@ -260,7 +260,6 @@ func TestFaults(t *testing.T) {
 			"1:93: local_data[0].records[5]: |class IN", "1:105: local_data[0].records[6]: |more than one"}},
 		// files
 		{"recursion: {root_hints_file: sluice.yaml}", []string{"1:30: recursion.root_hints_file: |cannot be used"}},
-		{"recursion: {root_hints_file: sluice.yaml}\nstub_zones: [{name: a, addresses: [192.0.2.1]}]", []string{"1:30: recursion.root_hints_file: |cannot be used"}},
 		{"dnssec: {trust_anchor_file: /}", []string{"1:29: dnssec.trust_anchor_file: |not a regular file"}},
 		{"testing: {clock_file: nowhere}", []string{"1:23: testing.clock_file: |cannot be read"}},
 		{"log: {queries: nowhere/queries.log}", []string{"1:16: log.queries: |does not exist"}},
@@ -583,17 +582,16 @@ func FuzzLoad(f *testing.F) {
 	})
 }
 
-// A hints file without servers of the root is a fault, unless configured zones are all there is to be.
+// A hints file without records is no hints file; one with records but no servers of the root is a fault.
 func TestEmptyHints(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "empty.zone")
-	if err := os.WriteFile(file, []byte("; no root\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	text := "recursion: {root_hints_file: '" + file + "'}\n"
-	if got := lines(t, text); len(got) != 1 || !strings.Contains(got[0], "no NS record of the root") {
-		t.Errorf("without zones: %q", got)
-	}
-	if got := lines(t, text+"stub_zones: [{name: a, addresses: [192.0.2.1]}]"); len(got) != 0 {
-		t.Errorf("beside a stub zone: %q", got)
+	file := filepath.Join(t.TempDir(), "hints.zone")
+	for content, want := range map[string]string{"; nothing\n": "", "a. 60 A 192.0.2.1\n": "no NS record of the root", ". 60 NS a.\n": "no NS record of the root", ". 60 NS a.\na. 60 A 192.0.2.1\n": ""} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got := lines(t, "recursion: {root_hints_file: '"+file+"'}\n")
+		if want == "" && len(got) > 0 || want != "" && (len(got) != 1 || !strings.Contains(got[0], want)) {
+			t.Errorf("%q: %q", content, got)
+		}
 	}
 }

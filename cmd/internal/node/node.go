@@ -292,9 +292,10 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		if err != nil {
 			return nil, fmt.Errorf("recursion.root_hints_file: %w", err)
 		}
-		o.Recursion.HintsFile = f
 		if config.HoldsHints(string(text)) {
-			o.Recursion.RootHints = string(text)
+			o.Recursion.RootHints, o.Recursion.HintsFile = string(text), f
+		} else {
+			n.log.Warn("the hints file holds no records; the built-in servers of the root are used", "file", f)
 		}
 	}
 	for _, d := range c.Rebinding.PrivateDomains {

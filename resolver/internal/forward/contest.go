@@ -41,6 +41,7 @@ type contest struct {
 	spared  int              // spares asked
 
 	groups     []group
+	weak       *result // a referral, to be taken for a denial when nobody says more
 	disagreed  bool
 	complaints []string
 	unreached  bool  // the network failed, at some upstream
@@ -106,6 +107,9 @@ func (c *contest) run() (won result, print upstream.Fingerprint, err error) {
 		for c.limit == nil && now < c.end && c.waits()+c.best() < c.p.need && c.next() {
 		}
 		if len(c.flying)+c.best() < c.p.need || now >= c.end || c.limit != nil {
+			if c.weak != nil && c.p.spec.Strategy != Quorum && c.limit == nil {
+				return *c.weak, upstream.FingerprintOf(c.weak.reply.Message), nil
+			}
 			return result{}, print, c.conclude(now)
 		}
 		timer.Reset(c.sleep(now))
@@ -295,6 +299,9 @@ func (c *contest) take(r result) *group {
 	m := r.reply.Message
 	if !t.noEDNS && !m.EDNS && !t.choice.EDNS && (m.RCode == dnswire.RCodeFormErr || m.RCode == dnswire.RCodeNotImp) && c.send(t.up, true) {
 		return nil
+	}
+	if m.RCode == dnswire.RCodeNoError && !m.Header.TC() && c.weak == nil {
+		c.weak = &r
 	}
 	switch m.RCode {
 	case dnswire.RCodeRefused, dnswire.RCodeNotImp, dnswire.RCodeNoError:

@@ -3,7 +3,7 @@
 // Forward puts one question, with RD=1, DO=1 and CD=1: validation is done here, above the pool, and must see the
 // data that an upstream would hold back as bogus. An answer is NOERROR, NXDOMAIN or YXDOMAIN. Everything else is a
 // failure of that upstream for this question, and the next one is asked: SERVFAIL, REFUSED and other RCODEs, a
-// referral, silence, a malformed or truncated message (after TCP has been tried), a broken connection. An upstream
+// referral (which is taken for NODATA without SOA when nobody says more: some resolvers answer so), silence, a malformed or truncated message (after TCP has been tried), a broken connection. An upstream
 // that says REFUSED or NOTIMP, or refers, is asked last for refusedFor: it will say so again. There is no failure
 // memory of questions here; that is the iterator's.
 //

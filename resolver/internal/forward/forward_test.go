@@ -236,6 +236,7 @@ func TestStrategies(t *testing.T) {
 		{"SERVFAIL is none", Fastest, 0, "primary 20ms SERVFAIL | spare 5ms A 192.0.2.80", "NOERROR, A 192.0.2.80", 25 * time.Millisecond, 25 * time.Millisecond, []int{1, 1}},
 		{"REFUSED is none", Fastest, 0, "primary 20ms REFUSED | spare 5ms A 192.0.2.80", "NOERROR, A 192.0.2.80", 25 * time.Millisecond, 25 * time.Millisecond, []int{1, 1}},
 		{"a referral is none", Fastest, 0, "primary 20ms auth NS a.b. | spare 5ms A 192.0.2.80", "NOERROR, A 192.0.2.80", 25 * time.Millisecond, 25 * time.Millisecond, []int{1, 1}},
+		{"a referral is NODATA for want of better", Fastest, 0, "primary 20ms auth NS a.b. | spare 5ms SERVFAIL", "NOERROR", 25 * time.Millisecond, 25 * time.Millisecond, []int{1, 1}},
 		{"silence ends patience", Fastest, 0, "primary silent | spare 5ms A 192.0.2.80", "NOERROR, A 192.0.2.80", unknown, unknown + 30*time.Millisecond, []int{1, 1}},
 		{"a late primary beats a later spare", Fastest, 0, "primary 600ms A 192.0.2.80 | spare 2s A 192.0.2.81", "NOERROR, A 192.0.2.80", 600 * time.Millisecond, 600 * time.Millisecond, []int{1, 1}},
 		{"a spare waits for all primaries", Fastest, 0, "primary 10ms SERVFAIL | primary 100ms A 192.0.2.80 | spare 1ms A 192.0.2.81", "NOERROR, A 192.0.2.80", 100 * time.Millisecond, 110 * time.Millisecond, []int{-1, 1, 0}},
