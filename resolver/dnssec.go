@@ -59,6 +59,9 @@ func (e *engine) newValidator(o *Options) (*validator.Validator, error) {
 	}
 	vo.Fetch, vo.Cache, vo.Anchors = e.iterator, e.rrsets, e.anchors
 	vo.Skew, vo.SHA1 = d.Skew, d.SHA1
+	if e.denials != nil {
+		vo.Denials = e.denials
+	}
 	for _, n := range d.Insecure {
 		vo.Insecure = append(vo.Insecure, validator.Insecure{Name: n})
 	}
@@ -76,6 +79,9 @@ func (e *engine) runAnchors(ctx context.Context) {
 func (e *engine) distrust() {
 	e.rrsets.Raise()
 	e.answers.Raise()
+	if e.denials != nil {
+		e.denials.Clear()
+	}
 }
 
 // expanded reports whether a set in an answer was made from a wildcard. The cache of RRsets does not give such
@@ -93,7 +99,12 @@ func expanded(u *query.Unvalidated) bool {
 }
 
 // forget makes what is known of the zones at a name, or with subtree of those below it too, be found out anew.
-func (e *engine) forget(name dnsname.Name, subtree bool) { e.validate.Forget(name, subtree) }
+func (e *engine) forget(name dnsname.Name, subtree bool) {
+	e.validate.Forget(name, subtree)
+	if e.denials != nil {
+		e.denials.Purge(name, subtree)
+	}
+}
 
 // fetchKeys asks a zone's servers for its keys.
 func (e *engine) fetchKeys(ctx context.Context, zone dnsname.Name) (query.RRset, error) {

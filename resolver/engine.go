@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/answercache"
+	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
@@ -79,6 +80,8 @@ type CacheOptions struct {
 	// StaleAfter is how long a client waits for fresh data while there is stale data. Zero: not at all.
 	StaleAfter time.Duration
 	NoPrefetch bool
+	// Aggressive answers from proofs of other names (RFC 8198), if answers are validated.
+	Aggressive bool
 	// File is where RRsets are kept while the process does not run; "" means nowhere.
 	File string
 }
@@ -97,15 +100,19 @@ type engine struct {
 	anchors  *trustanchor.Store // nil: nothing is validated
 	staleTTL uint32             // seconds; 0: nothing stale is given
 	judges   bool               // answers are validated
+	denials  *denialcache.Cache // nil: proofs are used for what they were asked for
+	asked    doorkeeper
 	holds    holds
 	claims   claims
 	file     string // where RRsets are kept; "" is nowhere
 	roots    string // the text of the root hints
 }
 
-// answerShare is the part of the cache budget that answers get; RRsets get the rest, because answers can be
-// made again from them.
+// answerShare is the part of the cache budget that answers get; RRsets get the rest but for denialShare, because
+// answers can be made again from them.
 const answerShare = 4
+
+func rrsetShare(bytes int64) int64 { return bytes - bytes/answerShare - bytes/denialShare }
 
 func newEngine(o *Options) (*engine, error) {
 	e := &engine{key: dnsname.NewKey(o.NameKey), file: o.Cache.File, roots: o.Recursion.RootHints}
@@ -125,7 +132,7 @@ func newEngine(o *Options) (*engine, error) {
 		MaxStale: o.Cache.MaxStale, NoPrefetch: o.Cache.NoPrefetch,
 	})
 	e.rrsets = rrcache.New(rrcache.Options{
-		Bytes: bytes - bytes/answerShare, Key: dnsname.NewKey([16]byte(seed[:16])),
+		Bytes: rrsetShare(bytes), Key: dnsname.NewKey([16]byte(seed[:16])),
 		MinTTL: o.Cache.MinTTL, MaxTTL: o.Cache.MaxTTL, MaxNegativeTTL: o.Cache.MaxNegativeTTL, MaxStale: o.Cache.MaxStale,
 	})
 	transport := o.Transport
@@ -152,12 +159,13 @@ func newEngine(o *Options) (*engine, error) {
 	if never == nil {
 		never = []netip.Prefix{} // none, rather than the iterator's default
 	}
+	denied := e.newDenials(o)
 	e.iterator = iterator.New(iterator.Options{
 		RRsets: e.rrsets, Servers: e.servers, Exchange: e.exchange,
 		Hints: hints, Prime: o.Recursion.Prime,
 		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
 		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
-		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize,
+		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Denied: denied,
 	})
 	e.zones = newZones(e, transport, o.Recursion.UpstreamTLS)
 	if err := e.zones.set(o.Recursion.Zones); err != nil {
@@ -196,7 +204,12 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 	if err != nil {
 		return settled.Entry{}, err
 	}
-	if keep || e.judges && expanded(u) {
+	if u.Inferred { // from what is cached, though it may have been asked for never before
+		keep = e.asked.before(answercache.Hash(&e.key, &u.Question))
+	} else {
+		keep = keep || e.judges && expanded(u)
+	}
+	if keep {
 		if !u.Cached { // no longer than the parents of its zones have granted them
 			for i := range u.Answer {
 				entry.Until(e.rrsets.Lease(u.Answer[i].Name, u.Answer[i].Type, u.Question.View, now))

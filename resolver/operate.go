@@ -107,7 +107,10 @@ func (r *Resolver) applyLimits() {
 	r.live.apply()
 	bytes := r.o.Limits.Value(limits.Cache)
 	r.engine.answers.Limit(bytes / answerShare)
-	r.engine.rrsets.Limit(bytes - bytes/answerShare)
+	r.engine.rrsets.Limit(rrsetShare(bytes))
+	if r.engine.denials != nil {
+		r.engine.denials.Limit(bytes/denialShare, clock.Elapsed())
+	}
 }
 
 // sources say how metrics read the resolver.
@@ -129,10 +132,15 @@ func (r *Resolver) sources(o *OperateOptions) metrics.Sources {
 		},
 		Caches: func() []metrics.Cache {
 			s, a := r.engine.rrsets.Stats(), r.engine.answers.Stats()
-			return []metrics.Cache{
+			caches := []metrics.Cache{
 				{Name: "rrset", Entries: s.Entries, Bytes: s.Bytes, Budget: s.Budget, Evictions: s.Evictions},
 				{Name: "answer", Entries: a.Entries, Bytes: a.Bytes, Budget: a.Budget, Evictions: a.Evictions},
 			}
+			if r.engine.denials != nil {
+				d := r.engine.denials.Stats()
+				caches = append(caches, metrics.Cache{Name: "denial", Entries: d.Records, Bytes: d.Bytes, Budget: d.Budget, Evictions: d.Evictions})
+			}
+			return caches
 		},
 		Datasets: o.Datasets,
 		Pressure: func() metrics.Pressure { return metrics.Pressure{} },

@@ -189,6 +189,7 @@ func (s *zones) set(all []Zone) error {
 func (s *zones) forget(names []Name) {
 	for _, n := range names {
 		s.engine.rrsets.Purge(n, true, 0)
+		s.engine.forget(n, true)
 	}
 	if len(names) > 0 {
 		s.engine.answers.Raise()

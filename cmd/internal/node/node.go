@@ -254,7 +254,7 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		},
 		Cache: resolver.CacheOptions{
 			MinTTL: c.Cache.MinTTL, MaxTTL: c.Cache.MaxTTL, MaxNegativeTTL: c.Cache.MaxNegativeTTL,
-			NoPrefetch: !c.Cache.Prefetch || !c.Recursion.BackgroundLookups,
+			NoPrefetch: !c.Cache.Prefetch || !c.Recursion.BackgroundLookups, Aggressive: c.Cache.AggressiveNSEC,
 		},
 		Answers:   resolver.AnswerOptions{MaxUDP: int(c.Answers.MaxUDPSize), Minimal: c.Answers.Minimal, EDE: c.Answers.EDE},
 		Local:     resolver.LocalOptions{DefaultZones: c.Recursion.LocalZones == config.LocalZonesDefault, Version: "sluice"},

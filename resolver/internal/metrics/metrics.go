@@ -105,7 +105,7 @@ type Upstream struct {
 
 // A Cache is the sums of one cache.
 type Cache struct {
-	Name      string // "rrset" or "answer"
+	Name      string // "rrset", "answer" or "denial"
 	Entries   int
 	Bytes     int64 // of live entries
 	Budget    int64 // of everything
