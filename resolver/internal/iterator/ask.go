@@ -154,6 +154,7 @@ type result struct {
 	a     *attempt
 	reply query.Reply
 	err   error
+	panic *query.Panic
 }
 
 // stop ends a step: answers to what was asked in vain are not waited for, but the goroutines are.
@@ -163,6 +164,11 @@ func (s *step) stop() {
 	}
 	s.running.Wait()
 	s.r.now = clock.Elapsed()
+	for len(s.results) > 0 {
+		if o := <-s.results; o.panic != nil {
+			panic(o.panic)
+		}
+	}
 }
 
 func (s *step) left() time.Duration { return s.end.Sub(clock.Elapsed()) }
@@ -300,8 +306,14 @@ func (s *step) send(a *attempt) {
 	s.flying = append(s.flying, a)
 	s.running.Go(func() {
 		defer cancel()
-		reply, err := o.Exchange.Ask(ctx, s.r.tree, ask)
-		s.results <- result{a, reply, err}
+		r := result{a: a}
+		defer func() {
+			if v := recover(); v != nil { // it goes on where somebody recovers it, instead of ending the process
+				r.panic = query.Caught(v, fmt.Sprintf("question %v %s to %v", ask.Name, dnswire.TypeText(ask.Type), ask.Server))
+			}
+			s.results <- r
+		}()
+		r.reply, r.err = o.Exchange.Ask(ctx, s.r.tree, ask)
 	})
 }
 
@@ -348,6 +360,14 @@ func (s *step) blame(a *attempt) {
 // take judges what came of an attempt. It returns settled if the step is over.
 func (s *step) take(o result) (res response, settled bool, err error) {
 	a := o.a
+	if o.panic != nil {
+		panic(o.panic)
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			panic(query.Caught(v, fmt.Sprintf("response of %v: %+v", a.Server, o.reply.Message)))
+		}
+	}()
 	s.flying = slices.DeleteFunc(s.flying, func(f *attempt) bool { return f == a })
 	if o.err != nil {
 		if a.dropped {
@@ -434,6 +454,8 @@ func (s *step) takeError(a *attempt, err error) error {
 		return &Failure{Code: edeOther, Text: fmt.Sprintf("%v: %v", s.name, err), err: err}
 	case s.r.ctx.Err() != nil:
 		return &Failure{Code: edeOther, Text: fmt.Sprintf("%v: given up: %v", s.name, err), err: s.r.ctx.Err()}
+	case errors.Is(err, query.ErrTruncated):
+		s.complain(a.Server, "truncated its response and gave no whole one over TCP") // it is there, whatever TCP came to
 	case errors.Is(err, query.ErrTimeout):
 		s.blame(a)
 		return nil
@@ -453,8 +475,6 @@ func (s *step) takeError(a *attempt, err error) error {
 		return nil
 	case errors.Is(err, query.ErrMalformed):
 		s.complain(a.Server, "sent a malformed message")
-	case errors.Is(err, query.ErrTruncated):
-		s.complain(a.Server, "truncated its response and gave none over TCP")
 	default:
 		s.complain(a.Server, "could not be asked: "+err.Error())
 	}

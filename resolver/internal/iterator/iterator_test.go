@@ -31,8 +31,9 @@ type rig struct {
 	net  *simnet.Network
 	it   *Iterator
 	opts Options
-	tree *query.Tree // of the last question
-	seed byte        // of the selector: another one each time, since chance chooses who is asked first
+	tree *query.Tree   // of the last question
+	took time.Duration // the longest question so far
+	seed byte          // of the selector: another one each time, since chance chooses who is asked first
 }
 
 // latency of the simulated network, one way.
@@ -93,7 +94,9 @@ func ask(name string, typ uint16) query.Question {
 }
 
 func (r *rig) ask(q query.Question) (query.Unvalidated, error) {
-	r.tree = query.NewTree(clock.Elapsed(), query.Budget{})
+	start := clock.Elapsed()
+	r.tree = query.NewTree(start, query.Budget{})
+	defer func() { r.took = max(r.took, clock.Elapsed().Sub(start)) }()
 	return r.it.Resolve(context.Background(), r.tree, q)
 }
 
