@@ -1,6 +1,10 @@
 package validator
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"time"
+
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
@@ -134,16 +138,34 @@ func proofSigners(u *query.Unvalidated, holder dnsname.Name) (out []dnsname.Name
 	return out
 }
 
-// prove verifies one record of a denial, unless that was done before, and notes the outcome in it.
+// prove verifies one record of a denial, unless that was done before, and notes the outcome in it. The same
+// records come with many denials: the SOA, and the proofs about the apex, the closest encloser and its wildcard.
 func (r *run) prove(s *query.RRset, z *zone) (verdict, error) {
+	good := verdict{status: query.Secure, why: reason{ede: query.NoEDE}, zone: z}
 	if s.Status == query.Secure {
-		return verdict{status: query.Secure, why: reason{ede: query.NoEDE}, zone: z}, nil
+		return good, nil
+	}
+	k := r.proofKey(s, z)
+	if end, ok := r.v.proofs.get(k, r.now, r.epoch); ok {
+		s.Status, s.TTL = query.Secure, min(s.TTL, uint32((end.Sub(r.now)+time.Second-1)/time.Second))
+		return good, nil
 	}
 	vd, err := r.verify(s, z, z.keys)
 	if err == nil && vd.status == query.Secure {
 		s.Status = query.Secure
+		r.v.proofs.put(k, min(z.end, r.now.Add(seconds(s.TTL))), r.epoch, r.now)
 	}
 	return vd, err
+}
+
+// proofKey stands for a set with its signatures, and for whose they are to be.
+func (r *run) proofKey(s *query.RRset, z *zone) (k proofKey) {
+	b := append(r.keyBuf[:0], byte(r.view), byte(s.Type>>8), byte(s.Type), byte(s.Class>>8), byte(s.Class), byte(len(z.name)), byte(len(s.Name)))
+	b = append(append(b, z.name...), s.Name...)
+	b = append(binary.BigEndian.AppendUint32(b, uint32(len(s.Data))), s.Data...)
+	b = append(b, s.Sigs...)
+	r.keyBuf = b
+	return sha256.Sum256(b)
 }
 
 // proof verifies the NSEC and NSEC3 records of u that z signed. failed says why one of them does not count.

@@ -3,6 +3,7 @@ package validator
 import (
 	"errors"
 	"slices"
+	"sync"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
@@ -110,11 +111,10 @@ func (r *run) deepestFirst(zones []dnsname.Name, holder dnsname.Name) []dnsname.
 	return zones
 }
 
-// cryptography is what a run needs to verify signatures.
-type cryptography struct {
-	verifier rrsig.Verifier
-	order    []rrsig.Sig
-}
+// cryptography is what a run needs to verify signatures: room that is used again.
+type cryptography struct{ verifier rrsig.Verifier }
+
+var cryptographies = sync.Pool{New: func() any { return new(cryptography) }}
 
 // verify judges a set by the given keys of a zone: Secure, with the set's TTL bounded by its signature (RFC
 // 4035 section 5.3.3), or Bogus. An error says that a budget is spent.
@@ -122,7 +122,7 @@ func (r *run) verify(s *query.RRset, z *zone, keys []*rrsig.Key) (verdict, error
 	what := func(ede uint16, problem string) verdict {
 		return bogus(because(ede, "%v %s: %s", s.Name, dnswire.TypeText(s.Type), problem))
 	}
-	c := &r.crypto
+	c := r.crypto
 	if err := c.verifier.Load(s); err != nil {
 		return what(edeBogus, err.Error()), nil
 	}

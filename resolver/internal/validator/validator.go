@@ -126,6 +126,7 @@ type Validator struct {
 	pool     chan struct{} // a place for each verification at a time
 	zones    zoneTable
 	bogus    bogusTable
+	proofs   proofTable
 	insecure atomic.Pointer[map[dnsname.Name]time.Time]
 }
 
@@ -141,7 +142,7 @@ func New(o Options) *Validator {
 		o.Zones = 16384
 	}
 	v := &Validator{o: o, pool: make(chan struct{}, o.Parallel)}
-	v.zones.most, v.bogus.most = o.Zones, 16384
+	v.zones.most, v.bogus.most, v.proofs.most = o.Zones, 16384, 8192
 	v.SetInsecure(o.Insecure)
 	return v
 }
@@ -245,6 +246,7 @@ func (v *Validator) Validate(ctx context.Context, tree *query.Tree, u *query.Unv
 	for try := 0; ; try++ {
 		r := v.newRun(ctx, tree, u.Question.View, u.Question.Subnet, now)
 		status, why, err := r.answer(u)
+		cryptographies.Put(r.crypto)
 		if err != nil {
 			return settled.Entry{}, err
 		}
@@ -292,8 +294,9 @@ type run struct {
 	now    clock.Instant
 	wall   time.Time
 	epoch  uint32
-	crypto cryptography
+	crypto *cryptography
 	nsec3  *denial.Hasher
+	keyBuf []byte
 
 	// zones are those established by this run, which may not outlive it (TTL 0).
 	zones map[dnsname.Name]*zone
@@ -303,7 +306,8 @@ type run struct {
 }
 
 func (v *Validator) newRun(ctx context.Context, tree *query.Tree, view query.View, subnet query.Subnet, now clock.Instant) *run {
-	return &run{v: v, ctx: ctx, tree: tree, view: view, subnet: subnet, now: now, wall: clock.Wall(), epoch: v.o.Epoch()}
+	return &run{v: v, ctx: ctx, tree: tree, view: view, subnet: subnet, now: now, wall: clock.Wall(), epoch: v.o.Epoch(),
+		crypto: cryptographies.Get().(*cryptography)}
 }
 
 // answer judges all of u, notes in it and in the cache what its sets are, and drops what no part needed.

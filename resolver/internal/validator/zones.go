@@ -149,3 +149,38 @@ func (t *bogusTable) forget(name dnsname.Name, subtree bool) {
 		}
 	}
 }
+
+// A proofTable remembers which records of denials were verified, by the hash of all that was verified. The zero
+// value with most set is ready.
+type proofTable struct {
+	most int
+
+	mu sync.Mutex // guards m
+	m  map[proofKey]proofEntry
+}
+
+type proofKey [32]byte
+
+type proofEntry struct {
+	end   clock.Instant
+	epoch uint32
+}
+
+func (t *proofTable) get(k proofKey, now clock.Instant, epoch uint32) (clock.Instant, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e, ok := t.m[k]
+	return e.end, ok && e.epoch == epoch && now.Before(e.end)
+}
+
+func (t *proofTable) put(k proofKey, end clock.Instant, epoch uint32, now clock.Instant) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.m == nil {
+		t.m = make(map[proofKey]proofEntry)
+	}
+	if _, ok := t.m[k]; !ok && len(t.m) >= t.most {
+		drop(t.m, now, func(e proofEntry) clock.Instant { return e.end })
+	}
+	t.m[k] = proofEntry{end, epoch}
+}
