@@ -44,7 +44,7 @@ var allowed = map[string][]string{
 
 	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
-		"query/settled", "rebinding", "render", "rrcache", "selection", "validator", "validator/trustanchor"},
+		"query/settled", "rebinding", "render", "rpz", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
 	"/resolver/siminternet": {"/resolver/clock", "simnet"},
 
@@ -81,6 +81,7 @@ var allowed = map[string][]string{
 	"render":    {"/resolver/clock", "dns64", "dnsname", "dnswire", "query", "rebinding"},
 	"cookie":    {"query"},
 	"dns64":     {"dnsname", "dnswire", "query"},
+	"rpz":       {"dnsname", "dnswire", "query"},
 	"rebinding": {"dnsname", "dnswire", "query"},
 	"pipeline":  {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled"},
 	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "limits", "policy", "query",

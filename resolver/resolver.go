@@ -68,6 +68,8 @@ type Options struct {
 	Answers   AnswerOptions
 	Local     LocalOptions
 	Rebinding RebindingOptions
+	// PolicyZones hold for everybody, before what users want; the first one with a match decides.
+	PolicyZones []PolicyZone
 	// DNS64 is the prefix of the AAAA records that are made of A records (RFC 6147); none if it is zero.
 	DNS64 netip.Prefix
 
@@ -244,6 +246,13 @@ func New(o Options) (_ *Resolver, err error) {
 	if len(o.Rebinding.Addresses) > 0 {
 		shape.Private = rebinding.New(o.Rebinding.Addresses, o.Rebinding.Domains)
 		path.Rebinding = shape.Private
+	}
+	if len(o.PolicyZones) > 0 {
+		rules, err := loadPolicyZones(o.PolicyZones, o.Logger)
+		if err != nil {
+			return nil, err
+		}
+		path.Zones = &policyZones{rules, r.engine.rrsets}
 	}
 	path.Render = render.New(shape)
 	r.path = pipeline.New(r.ctx, path)

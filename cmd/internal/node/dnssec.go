@@ -45,5 +45,14 @@ func Unusable(c *config.Sluice) (faults []config.Fault) {
 			faults = append(faults, c.Fault("dnssec.trust_anchor_file", err.Error(), `the zone's present DS records, or "" for the root's built in here`))
 		}
 	}
+	zones, err := policyZones(c)
+	for i, z := range zones {
+		if err := resolver.CheckPolicyZone(z); err != nil {
+			faults = append(faults, c.Fault(fmt.Sprintf("policy_zones[%d].file", i), err.Error(), "a response policy zone in zone-file syntax"))
+		}
+	}
+	if err != nil {
+		faults = append(faults, c.Fault("policy_zones", err.Error(), ""))
+	}
 	return faults
 }

@@ -314,6 +314,9 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			o.Local.Records = append(o.Local.Records, rec)
 		}
 	}
+	if o.PolicyZones, err = policyZones(c); err != nil {
+		return nil, err
+	}
 	zones, err := zonesOf(c)
 	o.Recursion.Zones = zones
 	return o, err

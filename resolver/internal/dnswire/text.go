@@ -2,6 +2,7 @@ package dnswire
 
 import (
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/miekg/dns"
@@ -21,21 +22,33 @@ type Record struct {
 // ParseRecords reads records in zone-file syntax. origin completes relative names, ttl is the default TTL,
 // file names the text in errors, which give the line. $INCLUDE is refused: a text never opens a file.
 func ParseRecords(text, origin, file string, ttl uint32) ([]Record, error) {
-	p := dns.NewZoneParser(strings.NewReader(text), origin, file)
-	p.SetDefaultTTL(ttl)
-	p.SetIncludeAllowed(false)
 	var out []Record
-	for rr, ok := p.Next(); ok; rr, ok = p.Next() {
-		r, err := fromRR(rr)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", file, rr.Header().Name, err)
-		}
+	err := EachRecord(strings.NewReader(text), origin, file, ttl, func(r Record) error {
 		out = append(out, r)
-	}
-	if err := p.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return nil, err
 	}
 	return out, nil
+}
+
+// EachRecord is ParseRecords for texts that are too long to be held: it calls f with one record after the other
+// until f returns an error, which it returns.
+func EachRecord(text io.Reader, origin, file string, ttl uint32, f func(Record) error) error {
+	p := dns.NewZoneParser(text, origin, file)
+	p.SetDefaultTTL(ttl)
+	p.SetIncludeAllowed(false)
+	for rr, ok := p.Next(); ok; rr, ok = p.Next() {
+		r, err := fromRR(rr)
+		if err != nil {
+			return fmt.Errorf("%s: %s: %w", file, rr.Header().Name, err)
+		}
+		if err := f(r); err != nil {
+			return err
+		}
+	}
+	return p.Err()
 }
 
 func fromRR(rr dns.RR) (Record, error) {

@@ -5,8 +5,8 @@
 // called inline by listeners. Resolve fetches what step needs, then steps again with the answer in hand, as
 // often as policy turns the question into another (query.MaxTurns at most). All transports use these two.
 //
-// The order inside a step: limits and access; identity; policy on the question; local data; caches; policy
-// on the answer; what is changed in it for everybody; the response. A rewritten question, a flattened alias
+// The order inside a step: limits and access; identity; policy on the question, that of everybody's policy zones
+// before the user's; local data; caches; policy on the answer, likewise; what is changed in it for everybody; the response. A rewritten question, a flattened alias
 // and the A records that AAAA records are made of are one more turn of the same loop, not a branch of its own. step is pure: it waits for nothing, allocates nothing, and writes only to what
 // the worker owns.
 //
@@ -25,6 +25,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -79,6 +80,18 @@ type (
 		Stale(question query.Question) (settled.Entry, bool)
 	}
 
+	// Zones judges by response policy zones, which hold for everybody. hit is false if no rule matches; a verdict
+	// of kind Pass that hits means that no other rule is to be applied. Question judges q.Turn.Current and the
+	// client, Alias whether a rule matches the name of an alias, Answer what came back, a nil a standing for a
+	// failure. Target is the alias that the caches have for a name, so that a rule for where it leads holds even
+	// if nothing is there.
+	Zones interface {
+		Question(q *query.Query) (v query.Verdict, hit bool)
+		Alias(name dnsname.Name) bool
+		Answer(q *query.Query, a *query.Answer, now clock.Instant) (v query.Verdict, hit bool)
+		Target(question *query.Question, now clock.Instant) (target dnsname.Name, ttl uint32, ok bool)
+	}
+
 	// Cookies checks the cookie of a query and makes the one it gets back (RFC 7873).
 	Cookies interface {
 		Check(q *query.Query, wall time.Time)
@@ -123,7 +136,8 @@ type Options struct {
 	Answers  Answers
 	Fetch    Fetcher
 	Render   Renderer
-	// Cookies, DNS64 and Rebinding are off if nil.
+	// Zones, Cookies, DNS64 and Rebinding are off if nil.
+	Zones     Zones
 	Cookies   Cookies
 	DNS64     DNS64
 	Rebinding Rebinding
@@ -311,6 +325,13 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 	}
 	for {
 		if t.Stage == query.StageQuestion {
+			if p.o.Zones != nil && !t.Exempt {
+				if t.Verdict, t.Exempt = p.o.Zones.Question(q); t.Exempt {
+					if oc, n, over := p.apply(q, &t.Verdict, out); over {
+						return oc, n, after
+					}
+				}
+			}
 			t.Verdict = p.o.Policy.Question(q)
 			if oc, n, over := p.apply(q, &t.Verdict, out); over {
 				return oc, n, after
@@ -331,6 +352,16 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 				continue
 			}
 			if have != nil {
+				if p.zoned(q) && p.turnToCachedAlias(q, now) {
+					have = nil
+					continue
+				}
+				if oc, n, over, turned := p.zonesOnAnswer(q, nil, now, out); over {
+					return oc, n, after
+				} else if turned {
+					have = nil
+					continue
+				}
 				return done, p.fail(q, have.err, out), after
 			}
 			if !q.RD {
@@ -346,6 +377,14 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 		}
 		a, v := &q.Scratch.Answer, &q.Scratch.Verdict
 		*a = entry.View()
+		if p.zoned(q) && p.turnToAlias(q, a, now) {
+			continue
+		}
+		if oc, n, over, turned := p.zonesOnAnswer(q, a, now, out); over {
+			return oc, n, after
+		} else if turned {
+			continue
+		}
 		*v = p.o.Policy.Answer(q, a, t.Verdict)
 		if oc, n, over := p.apply(q, v, out); over {
 			return oc, n, after
@@ -422,6 +461,72 @@ func (p *Pipeline) edit(q *query.Query, a *query.Answer, now clock.Instant, from
 		t.Edit |= query.EditExcluded
 	}
 	return true
+}
+
+// zoned reports whether policy zones have something to say of q still.
+func (p *Pipeline) zoned(q *query.Query) bool { return p.o.Zones != nil && !q.Turn.Exempt }
+
+// turnToAlias makes the first alias of an answer that a policy zone has a rule for the question, behind those
+// before it; false if there is none.
+func (p *Pipeline) turnToAlias(q *query.Query, a *query.Answer, now clock.Instant) bool {
+	last := 0 // offset behind the alias
+	for off := 0; last == 0; {
+		kind, value, next, ok := a.Facts.Next(off)
+		if !ok {
+			return false
+		}
+		if off = next; kind == query.FactAlias && p.o.Zones.Alias(dnsname.Name(unsafe.String(unsafe.SliceData(value), len(value)))) { // read only, not kept
+			last = off
+		}
+	}
+	ttl := uint32(max(a.Expires.Sub(now), 0) / time.Second)
+	for off := 0; off < last; {
+		kind, value, next, _ := a.Facts.Next(off)
+		if off = next; kind == query.FactAlias && !q.Turn.Alias(dnsname.Name(value), ttl) { // a copy: facts are the worker's buffer
+			return false
+		}
+	}
+	q.Turn.Stage = query.StageQuestion
+	return true
+}
+
+// turnToCachedAlias is turnToAlias for a question that could not be resolved, perhaps because nothing is where
+// its aliases lead.
+func (p *Pipeline) turnToCachedAlias(q *query.Query, now clock.Instant) bool {
+	t := &q.Turn
+	was := *t
+	for {
+		target, ttl, ok := p.o.Zones.Target(&t.Current, now)
+		if !ok || !t.Alias(target, ttl) {
+			*t = was
+			return false
+		}
+		if p.o.Zones.Alias(target) {
+			t.Stage = query.StageQuestion
+			return true
+		}
+	}
+}
+
+// zonesOnAnswer applies what policy zones say of an answer, or with a nil one of a failure: over ends the query,
+// turned makes another question of it.
+func (p *Pipeline) zonesOnAnswer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) (oc outcome, n int, over, turned bool) {
+	if !p.zoned(q) {
+		return 0, 0, false, false
+	}
+	v := &q.Scratch.Verdict
+	*v, q.Turn.Exempt = p.o.Zones.Answer(q, a, now)
+	if !q.Turn.Exempt {
+		return 0, 0, false, false
+	}
+	if oc, n, over = p.apply(q, v, out); over {
+		return oc, n, true, false
+	}
+	if v.Kind == query.Redirected {
+		q.Turn.Stage = query.StageQuestion
+		return 0, 0, false, true
+	}
+	return 0, 0, false, false
 }
 
 func hasAddress(a *query.Answer) bool {
@@ -628,7 +733,11 @@ func fillEvent(e *query.Event, q *query.Query, after query.After) {
 // recovered counts a panic and keeps its input for a replay: the question, never who asked it.
 func (p *Pipeline) recovered(question query.Question, v any) {
 	p.panics.Add(1)
+	stack, input := debug.Stack(), []string(nil)
+	if c, ok := v.(*query.Panic); ok {
+		v, stack, input = c.Value, c.Stack, c.Input
+	}
 	p.o.Logger.Error("a panic was recovered while resolving; please report it with this line",
 		"name", question.Name.String(), "type", dnswire.TypeText(question.Type), "class", question.Class,
-		"do", question.DO, "cd", question.CD, "panic", v, "stack", string(debug.Stack()))
+		"do", question.DO, "cd", question.CD, "view", question.View, "panic", v, "input", input, "stack", string(stack))
 }

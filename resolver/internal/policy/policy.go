@@ -62,11 +62,12 @@ const (
 	WhyList
 	WhyThreat
 	WhyRebinding
+	WhyPolicyZone // package rpz's, which holds for everybody
 	NumWhy = iota
 )
 
 var whyNames = [NumWhy]string{"nothing", "filtering off", "unblocked", "important rule", "device rule", "user rule", "policy rule", "rewrite",
-	"safe search", "record type", "bypass", "schedule", "service", "own list", "list", "threat list", "rebinding protection"}
+	"safe search", "record type", "bypass", "schedule", "service", "own list", "list", "threat list", "rebinding protection", "policy zone"}
 
 // WhyText names what decided.
 func WhyText(w query.Why) string { return whyNames[w] }

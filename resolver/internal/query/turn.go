@@ -23,6 +23,8 @@ type Turn struct {
 	Flatten bool
 	// Verdict is what policy said of the latest question.
 	Verdict Verdict
+	// Exempt: policy zones have had their say.
+	Exempt bool
 	// Edit is what is to be changed in the answer as it is written.
 	Edit Edit
 	// DNS64 is how far the making of AAAA records has come, and MaxTTL the most that they may be kept for, in

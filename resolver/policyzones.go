@@ -1,0 +1,151 @@
+package resolver
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/policy"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rpz"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
+)
+
+// A PolicyZone is a response policy zone that applies to everybody.
+type PolicyZone struct {
+	Name Name
+	// Open gives its text (zone-file syntax), File names it in errors.
+	Open func() (io.ReadCloser, error)
+	File string
+	// Action overrides what the zone says; Target is the name that ActionCNAME answers with.
+	Action PolicyAction
+	Target Name
+}
+
+// A PolicyAction is what is done with a match in a policy zone.
+type PolicyAction = rpz.Action
+
+// The actions.
+const (
+	ActionGiven    = rpz.Given
+	ActionDisabled = rpz.Disabled
+	ActionPassThru = rpz.PassThru
+	ActionDrop     = rpz.Drop
+	ActionNXDomain = rpz.NXDomain
+	ActionNoData   = rpz.NoData
+	ActionTCPOnly  = rpz.TCPOnly
+	ActionCNAME    = rpz.CNAME
+)
+
+// CheckPolicyZone reports why a zone cannot be used, or nil.
+func CheckPolicyZone(z PolicyZone) error {
+	_, err := loadPolicyZones([]PolicyZone{z}, slog.New(slog.DiscardHandler))
+	return err
+}
+
+func loadPolicyZones(zones []PolicyZone, log *slog.Logger) (_ *rpz.Rules, err error) {
+	var sources []rpz.Source
+	for _, z := range zones {
+		text, e := z.Open()
+		if e != nil {
+			return nil, fmt.Errorf("policy zone %v: %w", z.Name, e)
+		}
+		defer func() { err = errors.Join(err, text.Close()) }()
+		sources = append(sources, rpz.Source{Name: z.Name, Text: text, File: z.File, Action: z.Action, Target: z.Target})
+	}
+	rules, reports, err := rpz.Load(sources, policy.WhyPolicyZone)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range reports {
+		log.Info("policy zone", "zone", r.Zone, "rules", r.Rules, "unused_records", r.Dropped)
+		if r.Dropped > 0 {
+			log.Warn("some records of a policy zone are not used", "zone", r.Zone, "records", r.Dropped, "first", r.First)
+		}
+	}
+	return rules, nil
+}
+
+// policyZones gives the rules what they need to know of a query.
+type policyZones struct {
+	rules  *rpz.Rules
+	rrsets *rrcache.Cache
+}
+
+func (z *policyZones) Question(q *query.Query) (query.Verdict, bool) {
+	return z.rules.Question(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+}
+
+func (z *policyZones) Alias(name dnsname.Name) bool { return z.rules.Names(name) }
+
+func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant) (query.Verdict, bool) {
+	cur := &q.Turn.Current
+	var facts query.Facts
+	if a != nil {
+		facts = a.Facts
+	}
+	var servers []rpz.Server
+	if z.rules.WantServers() {
+		servers = z.servers(servers, cur.Name, cur.View, now)
+		for off := 0; ; {
+			kind, value, next, ok := facts.Next(off)
+			if !ok {
+				break
+			}
+			if off = next; kind == query.FactAlias {
+				servers = z.servers(servers, dnsname.Name(value), cur.View, now)
+			}
+		}
+	}
+	return z.rules.Answer(facts, servers, cur.Name, cur.Type)
+}
+
+// maxServers bounds the name servers that one answer is judged by.
+const maxServers = 256
+
+// servers appends the servers of the zones on the way to name, as the cache knows them.
+func (z *policyZones) servers(to []rpz.Server, name dnsname.Name, view query.View, now clock.Instant) []rpz.Server {
+	for name != "" && name != dnsname.Root {
+		zone, ns, _, ok := z.rrsets.Delegation(name, view, now)
+		if !ok || zone == dnsname.Root {
+			return to
+		}
+		for rdata := range query.RDatas(ns.Data) {
+			if len(to) >= maxServers {
+				return to
+			}
+			server := make([]byte, len(rdata))
+			dnsname.Fold(server, rdata)
+			to = append(to, rpz.Server{Name: dnsname.Name(server)})
+			for _, typ := range []uint16{dnswire.TypeA, dnswire.TypeAAAA} {
+				set, found := z.rrsets.Get(rrcache.Key{Name: dnsname.Name(server), Type: typ, Class: dnswire.ClassIN, View: view}, now)
+				if !found.OK {
+					continue
+				}
+				for d := range query.RDatas(set.Data) {
+					if a, ok := netip.AddrFromSlice(d); ok && len(to) < maxServers {
+						to = append(to, rpz.Server{Addr: a})
+					}
+				}
+			}
+		}
+		name = zone.Parent()
+	}
+	return to
+}
+
+func (z *policyZones) Target(q *query.Question, now clock.Instant) (target dnsname.Name, ttl uint32, ok bool) {
+	set, found := z.rrsets.Get(rrcache.Key{Name: q.Name, Type: dnswire.TypeCNAME, Class: dnswire.ClassIN, View: q.View, Subnet: q.Subnet}, now)
+	to := dnswire.NameIn(dnswire.TypeCNAME, set.First(), 0)
+	if !found.OK || to == nil || set.Status == query.Bogus {
+		return "", 0, false
+	}
+	b := make([]byte, len(to))
+	dnsname.Fold(b, to)
+	return dnsname.Name(b), set.TTL, true
+}
