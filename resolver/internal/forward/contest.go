@@ -65,6 +65,7 @@ type result struct {
 	*attempt
 	reply query.Reply
 	err   error
+	panic *query.Panic
 }
 
 // A group is answers that agree.
@@ -115,6 +116,9 @@ func (c *contest) run() (won result, print upstream.Fingerprint, err error) {
 		timer.Reset(c.sleep(now))
 		select {
 		case r := <-c.results:
+			if r.panic != nil {
+				panic(r.panic)
+			}
 			if g := c.take(r); g != nil && g.count >= c.p.need {
 				return g.first, g.print, nil
 			}
@@ -213,8 +217,14 @@ func (c *contest) send(m *member, noEDNS bool) bool {
 	m.counters.Asked.Add(1)
 	c.running.Go(func() {
 		defer cancel()
-		reply, err := m.client.Ask(ctx, c.tree, a)
-		c.results <- result{t, reply, err}
+		r := result{attempt: t}
+		defer func() {
+			if v := recover(); v != nil { // it goes on where somebody recovers it, instead of ending the process
+				r.panic = query.Caught(v, fmt.Sprintf("question %v %s to %v", a.Name, dnswire.TypeText(a.Type), m.key))
+			}
+			c.results <- r
+		}()
+		r.reply, r.err = m.client.Ask(ctx, c.tree, a)
 	})
 	return true
 }

@@ -50,6 +50,7 @@ var ErrMalformed = errors.New("malformed message")
 // and class in one section become one RRset wherever they stand, repeated records one record (RFC 2181
 // section 5). RRSIG records go to the set that they cover, or, if it is not there, into a set of type RRSIG.
 func ReadMessage(wire []byte) (*Message, error) {
+	defer carry(wire)
 	if len(wire) < dnswire.HeaderLen {
 		return nil, fmt.Errorf("%w: %d bytes", ErrMalformed, len(wire))
 	}
