@@ -153,6 +153,10 @@ func (p *Pipeline) wait(w *waiter) {
 		again := w.q.Transport == query.UDP && f.has(w.client())
 		join := !again && int(p.waiting.Load()) < p.o.Waiters()
 		if join {
+			if w.tree != nil {
+				// What others pay for costs a joiner one query. If it has none left, the next stage sees that.
+				_ = w.tree.Query()
+			}
 			p.waiting.Add(1)
 			f.add(w)
 		}
