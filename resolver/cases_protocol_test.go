@@ -423,6 +423,9 @@ func TestSpecialNames(t *testing.T) {
 				{"G11", "x.alt.", dns.TypeA, ""},
 				{"G23", "example.", dns.TypeSOA, ""},
 			} {
+				if !zones && c.row != "G01" {
+					continue // each costs a walk, and says the same
+				}
 				l.sim.ResetLog()
 				got := told(l.send("udp", packed(t, c.name, c.typ, nil)))
 				asked := l.sim.Count(nil)
