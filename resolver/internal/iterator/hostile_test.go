@@ -564,6 +564,29 @@ func TestMinimisation(t *testing.T) {
 			}
 		})
 	})
+	t.Run("a signed denial on the way", func(t *testing.T) {
+		bubble(t, zones{{Name: "leaf.lab.", Servers: servers(s1), Algorithm: 13}}, nil, func(r *rig) {
+			for _, c := range []struct {
+				name   string
+				secure bool // whether the zone is known to be
+				cost   int
+			}{{"a.gone.leaf.lab.", false, 3}, {"b.gone.leaf.lab.", false, 1}, {"c.gone.leaf.lab.", true, 0}} {
+				if c.secure {
+					out, err := r.ask(ask("leaf.lab.", dnswire.TypeDNSKEY))
+					if err != nil {
+						t.Fatal(err)
+					}
+					keys := out.Answer[0]
+					keys.Status = query.Secure
+					r.opts.RRsets.SetStatus(0, query.Subnet{}, keys, now())
+				}
+				r.ResetLog()
+				if r.want(c.name, typeTXT, "NXDOMAIN"); r.sent(nil) != c.cost {
+					t.Errorf("%s cost %d questions, want %d:\n%s", c.name, r.sent(nil), c.cost, r.log())
+				}
+			}
+		})
+	})
 	t.Run("B20 type A is not answered", func(t *testing.T) {
 		bubble(t, zones{deep}, nil, func(r *rig) {
 			for _, s := range []string{s1, s2} {

@@ -410,6 +410,9 @@ func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 		case exists:
 			continue
 		case denied:
+			if n, ok := r.provenDenial(m.at, z.name); ok {
+				return denial(name, &n), nil // nothing is below a name that does not exist (RFC 8020)
+			}
 			if r.it.opts.Minimise == Strict {
 				break // the question below is answered by the cache of some server, at worst
 			}

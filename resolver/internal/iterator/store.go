@@ -2,6 +2,7 @@ package iterator
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -157,6 +158,17 @@ func (r *run) known(name dnsname.Name) knowledge {
 		return exists
 	}
 	return unknown
+}
+
+// provenDenial returns the denial of a name, if its zone is Secure and has signed it: that proves as much of all
+// names below, so whoever validates will see.
+func (r *run) provenDenial(name, zone dnsname.Name) (rrcache.Negative, bool) {
+	_, found := r.look(name, dnswire.TypeA, query.Subnet{})
+	n := found.Negative
+	if !found.OK || n.Kind != rrcache.NXDomain || n.Status != query.Unchecked && n.Status != query.Secure {
+		return n, false
+	}
+	return n, slices.ContainsFunc(n.Proof, func(s query.RRset) bool { return signedBy(&s, zone) }) && r.secureZone(zone)
 }
 
 // secureZone reports whether the zone's keys were found Secure: its denials can then be believed, and forged
