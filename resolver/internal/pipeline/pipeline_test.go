@@ -741,22 +741,36 @@ func TestHitsAllocateNothing(t *testing.T) {
 	question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
 	s := &stages{cache: map[query.Question]settled.Entry{question: address(question, "192.0.2.1")}}
 	ctx, cancel := context.WithCancel(t.Context())
-	p := start(t, ctx, s, Options{})
-	w := p.NewWorker()
-	q := read(t, "www.example.", nil)
-	m := new(dns.Msg)
-	m.SetQuestion("www.example.", 1)
-	m.SetEdns0(1232, false)
-	wire, _ := m.Pack()
-	var out [1500]byte
-	if a := testing.AllocsPerRun(200, func() {
-		q.Read(wire)
-		if n, after := p.TryNow(w, q, out[:]); n == 0 || after != 0 {
-			t.Fatal("no hit")
+	for what, o := range map[string]Options{"": {}, " judged by policy zones": {Zones: noZones{}}} {
+		p := start(t, ctx, s, o)
+		w := p.NewWorker()
+		q := read(t, "www.example.", nil)
+		m := new(dns.Msg)
+		m.SetQuestion("www.example.", 1)
+		m.SetEdns0(1232, false)
+		wire, _ := m.Pack()
+		var out [1500]byte
+		if a := testing.AllocsPerRun(200, func() {
+			q.Read(wire)
+			if n, after := p.TryNow(w, q, out[:]); n == 0 || after != 0 {
+				t.Fatal("no hit")
+			}
+		}); a != 0 {
+			t.Errorf("%v allocations for a hit%s", a, what)
 		}
-	}); a != 0 {
-		t.Errorf("%v allocations for a hit", a)
+		defer p.Close()
 	}
 	cancel()
-	p.Close()
+}
+
+// noZones are policy zones that match nothing.
+type noZones struct{}
+
+func (noZones) Question(*query.Query) (query.Verdict, bool) { return query.Verdict{}, false }
+func (noZones) Alias(dnsname.Name) bool                     { return false }
+func (noZones) Answer(*query.Query, *query.Answer, clock.Instant) (query.Verdict, bool) {
+	return query.Verdict{}, false
+}
+func (noZones) Target(*query.Question, clock.Instant) (dnsname.Name, uint32, bool) {
+	return "", 0, false
 }
