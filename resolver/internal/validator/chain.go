@@ -170,6 +170,14 @@ func (r *run) question(name dnsname.Name, typ uint16) query.Question {
 	return query.Question{Name: name, Type: typ, Class: dnswire.ClassIN, DO: true, CD: true, View: r.view}
 }
 
+// forEverybody leaves the client's subnet out of what is noted, until the function it returns is called: keys and
+// delegations depend on nobody's.
+func (r *run) forEverybody() (restore func()) {
+	subnet := r.subnet
+	r.subnet = query.Subnet{}
+	return func() { r.subnet = subnet }
+}
+
 // delegation says what the parent has of a zone named name: cut, with the zone that begins there (or the end of
 // the chain of trust), or not, with nothing if the parent denies the name. Without ask only the cache is looked
 // at. The zone that holds the parent's side must be reachable from a Secure one.
@@ -177,6 +185,7 @@ func (r *run) delegation(name dnsname.Name, ask bool) (z *zone, cut bool, err er
 	if z, _ := r.remembered(name); z != nil {
 		return z, true, nil
 	}
+	defer r.forEverybody()()
 	q := r.question(name, dnswire.TypeDS)
 	u, ok := r.v.o.Fetch.Cached(q, 0)
 	if !ok {
@@ -280,6 +289,7 @@ func (r *run) unusable(ds *query.RRset) reason {
 // keys fetches the DNSKEY set of a zone and checks it against the DS or DNSKEY records that vouch for it, which
 // hold until the given time.
 func (r *run) keys(name dnsname.Name, ds, anchors []byte, until clock.Instant) (*zone, error) {
+	defer r.forEverybody()()
 	q := r.question(name, dnswire.TypeDNSKEY)
 	u, err := r.v.o.Fetch.Resolve(r.ctx, r.tree, q)
 	if err != nil {

@@ -274,8 +274,10 @@ func (v *Validator) Validate(ctx context.Context, tree *query.Tree, u *query.Unv
 		}
 		u, now = &again, clock.Elapsed()
 	}
-	q := &u.Question
-	v.bogus.put(bogusKey{q.Name, q.Type, q.View, q.Subnet}, first, now.Add(bogusFor), epoch, now)
+	if !first.zone { // of a zone without keys its own entry remembers it, for as long as the cause is worth
+		q := &u.Question
+		v.bogus.put(bogusKey{q.Name, q.Type, q.View, q.Subnet}, first, now.Add(bogusFor), epoch, now)
+	}
 	return settled.Entry{}, &Failure{Code: first.ede, Text: first.text}
 }
 
