@@ -6,6 +6,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
@@ -17,17 +18,27 @@ import (
 // for none.
 const denialShare = 32
 
-// newDenials makes the cache of proofs, and returns how the iterator asks it; nil if it is not to.
+// newDenials makes the cache of proofs, and returns how the iterator asks it; nil if nothing is validated. Without
+// aggressive use it answers still where the proof is of the very question: a referral proves that a zone has no DS
+// records and lacks the SOA that goes with the answer to who asks for them.
 func (e *engine) newDenials(o *Options) func(query.View, dnsname.Name, uint16, clock.Instant) denialcache.Denial {
-	if !o.Cache.Aggressive || !o.DNSSEC.Validate {
+	if !o.DNSSEC.Validate {
 		return nil
 	}
+	aggressive := o.Cache.Aggressive
 	e.denials = denialcache.New(denialcache.Options{Bytes: o.Limits.Value(limits.Cache) / denialShare, MaxTTL: o.Cache.MaxNegativeTTL})
 	return func(view query.View, name dnsname.Name, typ uint16, now clock.Instant) denialcache.Denial {
+		if !aggressive && typ != dnswire.TypeDS {
+			return denialcache.Denial{}
+		}
 		if e.validate.Untrusted(name, clock.Wall()) { // a proof from above may be what is wrong (RFC 7646)
 			return denialcache.Denial{}
 		}
-		return e.denials.Find(view, name, typ, now)
+		d := e.denials.Find(view, name, typ, now)
+		if !aggressive && !(d.Kind == denialcache.NoData && len(d.Proof) == 1 && (d.Proof[0].Name == name || d.Proof[0].Type == dnswire.TypeNSEC3)) {
+			return denialcache.Denial{}
+		}
+		return d
 	}
 }
 

@@ -154,6 +154,7 @@ func TestAggressiveUseChangesNothing(t *testing.T) {
 // Where a proof seen before must not be used: at and below zones configured elsewhere and negative trust anchors, when
 // its TTL or the grant of its zone has ended, after a purge. The server is asked then.
 func TestAggressiveUseHasBounds(t *testing.T) {
+	off := func(o *resolver.Options) { o.Cache.Aggressive = false }
 	hours := func(l *lab, n int) { time.Sleep(time.Duration(n) * time.Hour) }
 	for _, c := range []struct {
 		what  string
@@ -161,15 +162,19 @@ func TestAggressiveUseHasBounds(t *testing.T) {
 		first string // asked before
 		after func(l *lab, n int)
 		name  string
+		typ   uint16
 		asks  bool
 	}{
-		{"as it is", nil, "mm.nsec.", nil, "mn.nsec.", false},
-		{"the wildcard answers", nil, "a.wild.nsec.", nil, "b.wild.nsec.", false},
-		{"after its TTL", nil, "mm.nsec.", hours, "mn.nsec.", true},
-		{"below a negative trust anchor", func(o *resolver.Options) { o.DNSSEC.Insecure = names("mn.nsec.") }, "mm.nsec.", nil, "x.mn.nsec.", true},
+		{"as it is", nil, "mm.nsec.", nil, "mn.nsec.", dns.TypeA, false},
+		{"the wildcard answers", nil, "a.wild.nsec.", nil, "b.wild.nsec.", dns.TypeA, false},
+		{"after its TTL", nil, "mm.nsec.", hours, "mn.nsec.", dns.TypeA, true},
+		{"switched off", off, "mm.nsec.", nil, "mn.nsec.", dns.TypeA, true},
+		{"switched off, a referral told", off, "www.unsigned.nsec.", nil, "unsigned.nsec.", dns.TypeDS, false},
+		{"switched off, a neighbour told", off, "mm.nsec.", nil, "mn.nsec.", dns.TypeDS, true},
+		{"below a negative trust anchor", func(o *resolver.Options) { o.DNSSEC.Insecure = names("mn.nsec.") }, "mm.nsec.", nil, "x.mn.nsec.", dns.TypeA, true},
 		{"at a stub zone", func(o *resolver.Options) {
 			o.Recursion.Zones = []resolver.Zone{{Name: names("mn.nsec.")[0], Servers: []netip.AddrPort{netip.MustParseAddrPort("192.0.2.2:53")}}}
-		}, "mm.nsec.", nil, "x.mn.nsec.", true},
+		}, "mm.nsec.", nil, "x.mn.nsec.", dns.TypeA, true},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			l := denialLab(t, func(o *resolver.Options) {
@@ -187,8 +192,12 @@ func TestAggressiveUseHasBounds(t *testing.T) {
 			if c.after != nil {
 				c.after(l, 2)
 			}
+			// The SOA is known from another denial.
+			if m, err := l.ask("www.nsec.", dns.TypeTXT, withDO); err != nil || m.Rcode != dns.RcodeSuccess {
+				t.Fatalf("%s: %v, %v", c.what, m, err)
+			}
 			before := l.sim.Count(func(siminternet.LogEntry) bool { return true })
-			m, err := l.ask(c.name, dns.TypeA, withDO)
+			m, err := l.ask(c.name, c.typ, withDO)
 			if err != nil {
 				t.Fatal(err)
 			}
