@@ -232,6 +232,35 @@ func TestAttackRandomSubdomains(t *testing.T) {
 	})
 }
 
+// Random subdomains of a signed zone: what its proofs deny needs no question (RFC 8198).
+func TestAttackRandomSubdomainsSigned(t *testing.T) {
+	for _, nsec3 := range []*siminternet.NSEC3{nil, {}} {
+		name := "NSEC"
+		if nsec3 != nil {
+			name = "NSEC3"
+		}
+		t.Run(name, func(t *testing.T) {
+			z := zoneAt("victim.example.", victim1, "www A 198.51.100.1\nftp A 198.51.100.2\nmail A 198.51.100.3")
+			z.Algorithm, z.NSEC3 = 13, nsec3
+			assault(t, zones{z}, func(o *resolver.Options) { o.Cache.Aggressive = true }, func(l *lab) {
+				l.want("www.victim.example.", dns.TypeA, "NOERROR | www.victim.example. A 198.51.100.1")
+				l.sim.ResetLog()
+				const names = 500
+				r := mathrand.New(mathrand.NewPCG(1, 2))
+				for range names {
+					l.want(fmt.Sprintf("%x.victim.example.", r.Uint64()), dns.TypeA, "NXDOMAIN")
+				}
+				n := sentTo(l.sim)
+				t.Logf("%d names: %d questions", names, n)
+				if n > names/20 {
+					t.Errorf("%d questions for %d names that one proof denies", n, names)
+				}
+				l.want("ftp.victim.example.", dns.TypeA, "NOERROR | ftp.victim.example. A 198.51.100.2")
+			})
+		})
+	}
+}
+
 // DNSBomb (CVE-2024-33655): queries trickle in with a forged source and are held back until one slow server
 // answers them all at once. What one address can have outstanding bounds the pulse.
 func TestAttackDNSBomb(t *testing.T) {
