@@ -41,7 +41,7 @@ func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.
 	}
 	why := because(edeNoProof, "%v %s is said not to exist, without a proof", name, dnswire.TypeText(u.Question.Type))
 	claimed := false
-	for _, signer := range r.deepestFirst(proofSigners(u, holder), holder) {
+	for _, signer := range deepestFirst(proofSigners(u, holder)) {
 		claimed = true
 		z, err := r.zone(signer)
 		switch {
@@ -73,10 +73,13 @@ func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.
 			res = p.NoData(name, u.Question.Type)
 		}
 		vd, err := r.result(name, u.Question.Type, res)
-		if err != nil || vd.status != query.Bogus {
-			if err != nil {
-				return verdict{}, nil, err
-			}
+		if err != nil {
+			return verdict{}, nil, err
+		}
+		if vd.status == query.Insecure && r.overruled(signer, holder) {
+			continue
+		}
+		if vd.status != query.Bogus {
 			vd.zone = z
 			return r.denial(u, name, soa, vd, res.Used)
 		}
@@ -321,7 +324,7 @@ func (r *run) dsDenied(u *query.Unvalidated, name dnsname.Name) (dsDenial, error
 	}
 	holder := name.Parent()
 	claimed := false
-	for _, signer := range r.deepestFirst(proofSigners(u, holder), holder) {
+	for _, signer := range deepestFirst(proofSigners(u, holder)) {
 		claimed = true
 		z, err := r.zone(signer)
 		switch {
@@ -346,6 +349,9 @@ func (r *run) dsDenied(u *query.Unvalidated, name dnsname.Name) (dsDenial, error
 			if d.why = vd.why; failed != nil {
 				d.why = *failed
 			}
+			continue
+		}
+		if (vd.status != query.Secure || cut == denial.InsecureCut) && r.overruled(signer, holder) {
 			continue
 		}
 		d.verdict = vd

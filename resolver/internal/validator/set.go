@@ -46,7 +46,7 @@ func (r *run) signed(s *query.RRset) (verdict, error) {
 	}
 	why := because(edeNoSignature, "%v %s has no signature", s.Name, dnswire.TypeText(s.Type))
 	claimed := false
-	for _, signer := range r.deepestFirst(signers(s, holder), holder) {
+	for _, signer := range deepestFirst(signers(s, holder)) {
 		claimed = true
 		z, err := r.zone(signer)
 		if err != nil {
@@ -93,22 +93,23 @@ next:
 	return out
 }
 
-// deepestFirst orders the zones that claim to have signed data in the zone of holder, and leaves out those above the
-// trust anchor nearest to it: whoever set that anchor does not want to depend on them.
-func (r *run) deepestFirst(zones []dnsname.Name, holder dnsname.Name) []dnsname.Name {
-	if len(zones) == 0 {
-		return nil
+// deepestFirst orders the zones that claim to have signed something.
+func deepestFirst(zones []dnsname.Name) []dnsname.Name {
+	if len(zones) > 1 {
+		slices.SortStableFunc(zones, func(a, b dnsname.Name) int { return b.Labels() - a.Labels() })
 	}
-	anchor := holder
-	for anchor != "" {
-		if _, _, ok := r.v.o.Anchors.At(anchor); ok {
-			break
-		}
-		anchor = anchor.Parent()
-	}
-	zones = slices.DeleteFunc(zones, func(n dnsname.Name) bool { return !n.IsWithin(anchor) })
-	slices.SortStableFunc(zones, func(a, b dnsname.Name) int { return b.Labels() - a.Labels() })
 	return zones
+}
+
+// overruled reports that there is a trust anchor between a zone and a name below it: whoever set that anchor does
+// not want to be told by the zone that nothing is signed there.
+func (r *run) overruled(zone, name dnsname.Name) bool {
+	for n := name; n.Below(zone); n = n.Parent() {
+		if _, _, ok := r.v.o.Anchors.At(n); ok {
+			return true
+		}
+	}
+	return false
 }
 
 // cryptography is what a run needs to verify signatures: room that is used again.

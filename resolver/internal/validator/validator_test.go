@@ -251,28 +251,25 @@ func TestCNAMEOfDNAME(t *testing.T) {
 	}
 }
 
-// Of the zones that claim to have signed something the deepest comes first, and none above the nearest anchor.
-func TestSignersInOrder(t *testing.T) {
-	names := func(list ...string) (out []dnsname.Name) {
-		for _, s := range list {
-			out = append(out, dnsname.MustParse(s))
-		}
-		return out
-	}
-	v := New(Options{Anchors: anchors(t, "com. DS 1 13 2 "+digest+"\nb.example.com. DS 1 13 2 "+digest+"\n")})
-	r := &run{v: v}
+// A trust anchor below a zone is not talked away by that zone.
+func TestAnchorBelowOverrules(t *testing.T) {
+	r := &run{v: New(Options{Anchors: anchors(t, "com. DS 1 13 2 "+digest+"\nb.example.com. DS 1 13 2 "+digest+"\n")})}
 	for _, c := range []struct {
-		holder string
-		in     []dnsname.Name
-		want   []dnsname.Name
+		zone, name string
+		want       bool
 	}{
-		{"www.example.com.", names("com.", "example.com.", "."), names("example.com.", "com.")},
-		{"www.b.example.com.", names("example.com.", "b.example.com."), names("b.example.com.")},
-		{"www.b.example.com.", names("example.com."), nil},
-		{"www.org.", names(".", "org."), nil}, // under no anchor at all
+		{"com.", "www.example.com.", false},
+		{"com.", "www.b.example.com.", true},
+		{"example.com.", "b.example.com.", true},
+		{"b.example.com.", "www.b.example.com.", false},
+		{".", "www.com.", true},
+		{".", "www.org.", false},
 	} {
-		if got := r.deepestFirst(c.in, dnsname.MustParse(c.holder)); !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.holder, got, c.want)
+		if got := r.overruled(dnsname.MustParse(c.zone), dnsname.MustParse(c.name)); got != c.want {
+			t.Errorf("%s over %s: %v, want %v", c.zone, c.name, got, c.want)
 		}
+	}
+	if got := deepestFirst([]dnsname.Name{dnsname.Root, dnsname.MustParse("b.com."), dnsname.MustParse("com.")}); got[0].Labels() != 2 || got[2] != dnsname.Root {
+		t.Errorf("in the order %v", got)
 	}
 }
