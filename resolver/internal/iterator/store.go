@@ -191,6 +191,13 @@ func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, kno
 	return addresses(&s), true, answers(&s)
 }
 
+// synthetic reports whether s is a CNAME that a DNAME before it in a chain makes.
+func synthetic(before []query.RRset, s *query.RRset) bool {
+	return s.Type == dnswire.TypeCNAME && len(s.Sigs) == 0 && slices.ContainsFunc(before, func(d query.RRset) bool {
+		return d.Type == dnswire.TypeDNAME && s.Name.Below(d.Name)
+	})
+}
+
 // keep stores what a response about (name, typ) says, and marks its sets with their rank.
 func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 	now, c := r.now, r.it.opts.RRsets
@@ -202,7 +209,7 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 	for i := range res.chain {
 		s := &res.chain[i]
 		s.Rank, s.TTL = rank, c.TTL(s.TTL)
-		if s.Type == dnswire.TypeRRSIG || i > 0 && res.chain[i-1].Type == dnswire.TypeDNAME {
+		if s.Type == dnswire.TypeRRSIG || synthetic(res.chain[:i], s) {
 			continue // signatures alone; a CNAME that is made anew from its DNAME each time
 		}
 		if s.Type == dnswire.TypeDNAME {
