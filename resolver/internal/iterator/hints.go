@@ -103,6 +103,9 @@ func (r *run) prime() {
 	if _, ok := r.get(dnsname.Root, dnswire.TypeNS); ok {
 		return
 	}
+	if r.it.opts.PrimeOnce && r.it.primed.Load() {
+		return
+	}
 	now := r.now
 	if now.Before(clock.Instant(r.it.primeAfter.Load())) || !r.it.priming.CompareAndSwap(false, true) {
 		return
@@ -117,6 +120,7 @@ func (r *run) prime() {
 		r.it.primeAfter.Store(int64(now.Add(primeRest)))
 		return
 	}
+	r.it.primed.Store(true)
 	r.keepPrimed(&res, r.now)
 }
 

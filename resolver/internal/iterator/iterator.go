@@ -78,6 +78,8 @@ type Options struct {
 	// Prime asks a root server for the root's servers before the hints are used, and again when that answer
 	// has expired (RFC 8109).
 	Prime bool
+	// PrimeOnce leaves it at the first such answer: when that has expired the hints are used.
+	PrimeOnce bool
 
 	// NoIPv4 and NoIPv6 leave a family of addresses unused.
 	NoIPv4, NoIPv6 bool
@@ -140,6 +142,7 @@ type Iterator struct {
 	// each ancestor of a name.
 	dnames     atomic.Bool
 	priming    atomic.Bool
+	primed     atomic.Bool  // once
 	primeAfter atomic.Int64 // a clock.Instant
 	families   [2]family
 }

@@ -283,6 +283,24 @@ func TestAgain(t *testing.T) {
 }
 
 // A38 and RFC 8109: priming, with and without addresses in the answer, and when the hints are all that works.
+// Priming is repeated when its answer has expired, unless once is enough.
+func TestPrimingAgain(t *testing.T) {
+	for _, once := range []bool{false, true} {
+		bubble(t, nil, func(o *Options) { o.Prime, o.PrimeOnce = true, once }, func(r *rig) {
+			r.want("www.rsa.org.", typeA, "NOERROR", "www.rsa.org. A 198.18.2.1")
+			time.Sleep(8 * 24 * time.Hour)
+			r.want("www.host.lab.", typeA, "NOERROR", "www.host.lab. A 198.18.5.5")
+			primes, want := r.sent(func(e siminternet.LogEntry) bool { return e.Is(".", dns.TypeNS) }), 2
+			if once {
+				want = 1
+			}
+			if primes != want {
+				t.Errorf("once %v: %d priming questions", once, primes)
+			}
+		})
+	}
+}
+
 func TestPriming(t *testing.T) {
 	for _, c := range []struct {
 		name string
