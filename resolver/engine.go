@@ -30,6 +30,7 @@ type RecursionOptions struct {
 	// names it in errors.
 	RootHints, HintsFile string
 	Prime                bool
+	PrimeOnce            bool // not again when the root's servers have expired
 	NoIPv4, NoIPv6       bool
 	// UpstreamPort is where authoritative servers listen; 0 means 53.
 	UpstreamPort uint16
@@ -162,7 +163,7 @@ func newEngine(o *Options) (*engine, error) {
 	denied := e.newDenials(o)
 	e.iterator = iterator.New(iterator.Options{
 		RRsets: e.rrsets, Servers: e.servers, Exchange: e.exchange,
-		Hints: hints, Prime: o.Recursion.Prime,
+		Hints: hints, Prime: o.Recursion.Prime, PrimeOnce: o.Recursion.PrimeOnce,
 		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
 		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
 		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Denied: denied,

@@ -245,7 +245,7 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			Stranger: c.Stranger, WhenCold: c.Users.WhenCold,
 		},
 		Recursion: resolver.RecursionOptions{
-			Prime: c.Recursion.PrimeRoot, NoIPv4: !c.Recursion.IPv4, NoIPv6: !c.Recursion.IPv6,
+			Prime: c.Recursion.PrimeRoot, PrimeOnce: !c.Recursion.RefreshRoot, NoIPv4: !c.Recursion.IPv4, NoIPv6: !c.Recursion.IPv6,
 			UpstreamPort: c.Recursion.UpstreamPort,
 			DoNotQuery:   c.Recursion.DoNotQuery.Networks, BuiltInDoNotQuery: c.Recursion.DoNotQuery.Default,
 			Minimise:   map[config.QNAMEMinimisation]resolver.Minimise{config.MinimiseOff: resolver.MinimiseOff, config.MinimiseRelaxed: resolver.MinimiseRelaxed, config.MinimiseStrict: resolver.MinimiseStrict}[c.Recursion.QNAMEMinimisation],
