@@ -19,7 +19,7 @@ func runCommand() *cobra.Command {
 	var file, data string
 	c := &cobra.Command{
 		Use:   "run [-c FILE] [--data DIR]",
-		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reloads certificates",
+		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reloads certificates, stub and forward zones",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, faults, err := load(file)
@@ -35,7 +35,7 @@ func runCommand() *cobra.Command {
 			if data != "" {
 				cfg.DataDir = data
 			}
-			return run(c, cfg)
+			return run(c, cfg, file)
 		},
 	}
 	c.Flags().StringVarP(&file, "config", "c", "", "configuration `file`; without one every key has its default")
@@ -43,7 +43,7 @@ func runCommand() *cobra.Command {
 	return c
 }
 
-func run(c *cobra.Command, cfg *config.Sluice) error {
+func run(c *cobra.Command, cfg *config.Sluice, file string) error {
 	level := new(slog.LevelVar)
 	log := newLogger(c, &cfg.Log, level)
 	n, err := node.Start(cfg, node.Options{Logger: log, Level: level, Version: version(), OwnProcess: true})
@@ -63,7 +63,7 @@ func run(c *cobra.Command, cfg *config.Sluice) error {
 			case <-ctx.Done():
 				return
 			case <-hangup:
-				n.Reload()
+				n.Reload(again(file, log))
 			}
 		}
 	}()
@@ -81,6 +81,21 @@ func run(c *cobra.Command, cfg *config.Sluice) error {
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// again reads the configuration file once more; nil if it has faults, which are logged.
+func again(file string, log *slog.Logger) *config.Sluice {
+	cfg, faults, err := load(file)
+	if err != nil {
+		log.Error("reading the configuration again; the one before stays", "err", err)
+	}
+	for _, f := range faults {
+		log.Error("the configuration has a fault; the one before stays", "fault", f.String())
+	}
+	if err != nil || len(faults) > 0 {
+		return nil
+	}
+	return cfg
 }
 
 func newLogger(c *cobra.Command, l *config.Log, level *slog.LevelVar) *slog.Logger {

@@ -400,8 +400,20 @@ func (n *Node) followSync(ctx context.Context) {
 	}
 }
 
-// Reload reads certificates again. A certificate that cannot be used leaves the one before in place.
-func (n *Node) Reload() {
+// Reload reads certificates again and takes stub and forward zones from c; whatever else c changes needs a restart.
+// A certificate or zone that cannot be used leaves what was before in place. With a nil c zones stay.
+func (n *Node) Reload(c *config.Sluice) {
+	if c != nil {
+		zones, err := zonesOf(c)
+		if err == nil {
+			err = n.resolver.SetZones(zones)
+		}
+		if err != nil {
+			n.log.Error("reloading stub and forward zones; the ones before stay", "err", err)
+		} else {
+			n.log.Info("reloaded stub and forward zones", "zones", len(zones))
+		}
+	}
 	if err := n.certs.reload(); err != nil {
 		n.log.Error("reloading certificates; the ones before stay", "err", err)
 		return

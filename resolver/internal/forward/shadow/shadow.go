@@ -12,6 +12,7 @@ package shadow
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -77,6 +78,7 @@ type Counters struct {
 	Failed    atomic.Uint64 // an error, or an RCODE that is no answer
 	TimedOut  atomic.Uint64
 	Skipped   atomic.Uint64 // not asked: the budget was spent
+	Panicked  atomic.Uint64 // made us panic: a fault of ours, which costs nobody an answer
 	// Took is how long answers took in all, in nanoseconds.
 	Took atomic.Int64
 }
@@ -114,6 +116,10 @@ const maxQueries = 4
 func (s *Set) compare(r *resolver, a query.Ask, answered upstream.Fingerprint) {
 	defer s.running.Done()
 	defer func() {
+		if v := recover(); v != nil {
+			r.counters.Panicked.Add(1)
+			slog.Error("comparing a shadow's answer panicked", "panic", query.Caught(v, "question "+a.Name.String()))
+		}
 		s.mu.Lock()
 		s.inFlight--
 		s.mu.Unlock()
