@@ -32,7 +32,7 @@ var p = dnsname.MustParse
 // records that are kept is found, and the proof is the server's.
 func TestFindsWhatIsKnown(t *testing.T) {
 	found := map[Kind]int{}
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		z := denialtest.New(r, 2+int(seed)%8)
 		c := New(Options{})
@@ -84,7 +84,7 @@ func TestFindsWhatIsKnown(t *testing.T) {
 		}
 		check(t, c)
 	}
-	if found[NXDomain] < 1000 || found[NoData] < 1000 || found[Expanded] < 100 {
+	if found[NXDomain] < 500 || found[NoData] < 500 || found[Expanded] < 50 {
 		t.Errorf("found too little to mean anything: %v", found)
 	}
 }
