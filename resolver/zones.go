@@ -197,15 +197,22 @@ func (s *zones) forget(names []Name) {
 	}
 }
 
-// pools returns the statistics of all pools, by zone.
-func (s *zones) pools() map[zoneKey]forward.Stats {
+// ForwardStats are the counters of one forward zone's pool.
+type ForwardStats struct {
+	Zone Name
+	View query.View
+	forward.Stats
+}
+
+// ForwardStats reads the counters of all pools, in no order.
+func (r *Resolver) ForwardStats() (out []ForwardStats) {
+	s := r.engine.zones
 	s.mu.Lock()
 	now := s.now // replaced as a whole
 	s.mu.Unlock()
-	out := make(map[zoneKey]forward.Stats)
 	for k, c := range now {
 		if c.pool != nil {
-			out[k] = c.pool.Stats(clock.Elapsed())
+			out = append(out, ForwardStats{Zone: k.name, View: k.view, Stats: c.pool.Stats(clock.Elapsed())})
 		}
 	}
 	return out
