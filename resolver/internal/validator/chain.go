@@ -185,6 +185,9 @@ func (r *run) delegation(name dnsname.Name, ask bool) (z *zone, cut bool, err er
 	if z, _ := r.remembered(name); z != nil {
 		return z, true, nil
 	}
+	if z, ok := r.ordinary[name]; ok {
+		return z, false, nil
+	}
 	defer r.forEverybody()()
 	q := r.question(name, dnswire.TypeDS)
 	u, ok := r.v.o.Fetch.Cached(q, 0)
@@ -203,6 +206,12 @@ func (r *run) delegation(name dnsname.Name, ask bool) (z *zone, cut bool, err er
 	for try := 0; ; try++ {
 		z, cut, why, err := r.parentSays(name, &u)
 		if err != nil || why == nil {
+			if err == nil && !cut {
+				if r.ordinary == nil {
+					r.ordinary = make(map[dnsname.Name]*zone)
+				}
+				r.ordinary[name] = z
+			}
 			return z, cut, err
 		}
 		if try == maxRetries || why.zone {

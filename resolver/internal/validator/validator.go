@@ -302,6 +302,9 @@ type run struct {
 
 	// zones are those established by this run, which may not outlive it (TTL 0).
 	zones map[dnsname.Name]*zone
+	// ordinary are names at which no zone begins, as this run has found: nothing for one that does not exist,
+	// otherwise nil. Without it, proofs that name many signers would be judged again and again.
+	ordinary map[dnsname.Name]*zone
 	// working holds the zones being established, so that none depends on itself.
 	working map[dnsname.Name]bool
 	probes  int

@@ -273,3 +273,47 @@ func TestAnchorBelowOverrules(t *testing.T) {
 		t.Errorf("in the order %v", got)
 	}
 }
+
+// deep is a Fetcher that denies DS records at every name below evil., by proofs that were verified before and
+// whose signatures name, besides evil., the two names above as their signers.
+type deep struct {
+	unreachable
+	looked int
+}
+
+func (f *deep) Cached(q query.Question, _ uint32) (query.Unvalidated, bool) {
+	f.looked++
+	nsec := query.RRset{Name: q.Name, Type: dnswire.TypeNSEC, Class: dnswire.ClassIN, TTL: 300, Status: query.Secure}
+	nsec.Data = query.AppendRData(nil, append([]byte("\x01\x00"+q.Name), 0, 1, 0x40)) // the next name, then type A
+	for _, signer := range []dnsname.Name{q.Name.Parent(), q.Name.Parent().Parent(), dnsname.MustParse("evil.")} {
+		if !signer.IsWithin(dnsname.MustParse("evil.")) {
+			continue
+		}
+		sig := []byte{0, byte(dnswire.TypeNSEC), 13, byte(q.Name.Labels()), 0, 0, 1, 44, 255, 255, 255, 255, 0, 0, 0, 0, 0, 1}
+		nsec.Sigs = query.AppendRData(nsec.Sigs, append(append(sig, signer...), 1))
+	}
+	return query.Unvalidated{Question: q, Authority: []query.RRset{nsec}, Cached: true}, true
+}
+
+// Proofs that claim many signers, each of which has to be looked into, which leads to more of the like, cost no
+// more than one look at each name.
+func TestClaimsOfSignersAreLookedIntoOnce(t *testing.T) {
+	f := &deep{unreachable: unreachable{err: errors.New("nobody answers")}}
+	v := New(Options{Fetch: f, Cache: rrcache.New(rrcache.Options{Bytes: 1 << 20}), Anchors: anchors(t, "evil."+exampleAnchor[len("example."):])})
+	evil := dnsname.MustParse("evil.")
+	v.zones.put(zoneKey{evil, 0}, &zone{name: evil, status: query.Secure, end: clock.Never}, 0, 0)
+	u := addressOf("a.evil.")
+	for u.Question.Name.Labels() < 100 {
+		n, err := u.Question.Name.Prepend("a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.Question.Name, u.Answer[0].Name = n, n
+	}
+	if _, err := v.Validate(t.Context(), query.NewTree(clock.Elapsed(), query.Budget{}), u, clock.Elapsed()); err == nil {
+		t.Error("data without signatures in a signed zone is believed")
+	}
+	if f.looked < 99 || f.looked > 3*99 { // an answer is judged again after each attempt at other servers
+		t.Errorf("%d looks at 99 names", f.looked)
+	}
+}
