@@ -56,8 +56,6 @@ func referTo(q siminternet.Query, ns, glue string) *siminternet.Reply {
 	return say(q, false, 0, "", ns, glue)
 }
 
-var hostileSOA = "hostile.lab. 300 SOA ns1.hostile.lab. h.hostile.lab. 1 2 3 4 300"
-
 // withServers delegates d.hostile.lab. to the names given, of which the last has a good server, and answers
 // whether that server was found.
 func withServers(t *testing.T, names []string, glue string, other func(q siminternet.Query) *siminternet.Reply, more ...siminternet.Zone) string {
