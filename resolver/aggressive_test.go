@@ -65,7 +65,7 @@ func withDO(m *dns.Msg) { m.IsEdns0().SetDo() }
 // Names that do not exist, asked for at random, cost the servers of a signed zone as many queries as the zone has
 // gaps, and not one for each name. Without aggressive use, or with opt-out, they cost one each.
 func TestRandomSubdomains(t *testing.T) {
-	const names = 600
+	const names = 250
 	for _, c := range []struct {
 		zone       string
 		aggressive bool
