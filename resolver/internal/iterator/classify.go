@@ -93,9 +93,9 @@ func classify(m *query.Message, zone, name dnsname.Name, typ uint16, forwarder b
 	r.soa = findSOA(m, zone, r.last, typ)
 	r.proven = slices.ContainsFunc(r.proof, func(s query.RRset) bool { return signedBy(&s, zone) })
 	switch {
-	case len(r.chain) > 0 && !(r.proven && m.RCode == dnswire.RCodeNXDomain) && (r.soa == nil || r.weak || !forwarder && !signedBy(r.soa, zone)):
-		// The response code belongs to the last name (RFC 6604 section 3), but without a SOA record of its
-		// zone the server need not know that zone.
+	case len(r.chain) > 0 && !(forwarder && r.soa != nil) && !(m.RCode == dnswire.RCodeNXDomain && (r.proven || !r.weak && r.soa != nil && signedBy(r.soa, zone))):
+		// The response code belongs to the last name (RFC 6604 section 3), but the server need not know the
+		// zone of that name, and NODATA may be said of the alias.
 		r.kind = kindAlias
 	case m.RCode == dnswire.RCodeNXDomain && (r.soa != nil || !r.weak || r.proven):
 		r.kind = kindNXDomain

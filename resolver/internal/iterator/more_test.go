@@ -466,6 +466,7 @@ func TestClassify(t *testing.T) {
 		{"alias within", true, 0, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
 		{"alias within, to nothing", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "alias b.leaf.lab."},
 		{"alias within, to nothing, signed", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa + sig("leaf.lab.", "SOA"), "", typeA, "NXDOMAIN b.leaf.lab."},
+		{"alias within, NODATA, signed", true, 0, "a.leaf.lab. CNAME b.leaf.lab.", soa + sig("leaf.lab.", "SOA"), "", typeA, "alias b.leaf.lab."},
 		{"alias within, NXDOMAIN without SOA", true, 3, "a.leaf.lab. CNAME b.leaf.lab.", "", "", typeA, "alias b.leaf.lab."},
 		{"alias within, NXDOMAIN from a cache", false, 3, "a.leaf.lab. CNAME b.leaf.lab.", soa, "", typeA, "alias b.leaf.lab. w"},
 		{"alias outside, NXDOMAIN", true, 3, "a.leaf.lab. CNAME x.\nx. A 192.0.2.1", soa, "", typeA, "alias x."},
