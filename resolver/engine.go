@@ -210,7 +210,7 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 	} else {
 		keep = keep || e.judges && expanded(u)
 	}
-	if keep {
+	if keep && e.answers.Epoch() == epoch {
 		if !u.Cached { // no longer than the parents of its zones have granted them
 			for i := range u.Answer {
 				entry.Until(e.rrsets.Lease(u.Answer[i].Name, u.Answer[i].Type, u.Question.View, now))
