@@ -266,6 +266,9 @@ func (r *run) resolve() (query.Unvalidated, error) {
 		if err != nil {
 			return query.Unvalidated{}, err
 		}
+		if r.fresh && res.last != name && (res.kind == kindNoData || res.kind == kindNXDomain) {
+			res.kind = kindAlias // what was said of the target beside the alias may be what was wrong: ask for it alone
+		}
 		for i := range res.chain {
 			s := &res.chain[i]
 			if s.Type == dnswire.TypeCNAME && (res.kind != kindAnswer || i < len(res.chain)-1) {
