@@ -12,9 +12,9 @@ var long = flag.Bool("long", false, "run the long tests too")
 // sends n of something to the code that serves, once with n at the limit and once with one more, and compares
 // what is observed. Run with -v for the table.
 //
-// Rows that have no entry here, and why: size and time of an RPZ import (no transfer of zones is served; the
-// size of lists is bounded where they are added); extra probes for the parent of a DS (cuts come from referrals,
-// no probe is ever sent); the budget of QUIC (not served yet).
+// Rows that have no entry here: size and time of an RPZ import (zones are read from files, at start), the extra
+// probes for a DS (validator.maxProbes), verifications at once and the hashes of one aggressive lookup; and the
+// budget of QUIC, which is not served yet.
 func TestHardening(t *testing.T) {
 	for section, rows := range map[string][]limitRow{"A": rowsA, "B": rowsB, "C": rowsC, "D": rowsD} {
 		for _, r := range rows {
