@@ -63,7 +63,7 @@ const (
 	WhyThreat
 	WhyRebinding
 	WhyPolicyZone // package rpz's, which holds for everybody
-	NumWhy = iota
+	NumWhy        = iota
 )
 
 var whyNames = [NumWhy]string{"nothing", "filtering off", "unblocked", "important rule", "device rule", "user rule", "policy rule", "rewrite",
