@@ -33,7 +33,9 @@ func TestZonesChangeUnderway(t *testing.T) {
 		r.it.SetZones(zone(gone(nil)))
 		r.want("www.rsa.org.", typeA, "NOERROR", "www.rsa.org. A 198.18.2.1")
 		r.forgetSets()
-		r.hook(s3, func(q siminternet.Query) *siminternet.Reply { return say(q, false, 0, "www.rsa.org. A 10.9.9.9", "", "") })
+		r.hook(s3, func(q siminternet.Query) *siminternet.Reply {
+			return say(q, false, 0, "www.rsa.org. A 10.9.9.9", "", "")
+		})
 		r.it.SetZones(zone(gone(zone(pool(&r.opts, s3)))))
 		r.want("www.rsa.org.", typeA, "NOERROR", "www.rsa.org. A 10.9.9.9")
 	})
