@@ -205,3 +205,17 @@ func FuzzReadRR(f *testing.F) {
 		}
 	})
 }
+
+// A line that ends behind the type is no record, whatever the library makes of it.
+func TestParseRecordsWithoutData(t *testing.T) {
+	for _, typ := range []string{"A", "AAAA", "CNAME", "DNAME", "NS", "PTR", "MX", "SOA", "SRV", "DS"} {
+		if rs, err := ParseRecords("a.example. 60 IN "+typ+" \n", ".", "zone.txt", 60); err == nil {
+			t.Errorf("%s: %v", typ, rs)
+		} else if !strings.Contains(err.Error(), "zone.txt") {
+			t.Errorf("%s: %v does not name the file", typ, err)
+		}
+	}
+	if rs, err := ParseRecords("a.example. 60 IN TYPE65280 \\# 0\n", ".", "zone.txt", 60); err != nil || len(rs) != 1 {
+		t.Errorf("an unknown type may be empty (RFC 3597): %v, %v", rs, err)
+	}
+}

@@ -63,6 +63,9 @@ func fromRR(rr dns.RR) (Record, error) {
 		return Record{}, fmt.Errorf("%s cannot be packed", dns.TypeToString[rr.Header().Rrtype])
 	}
 	r := Record{Type: w.Type, Class: w.Class, TTL: w.TTL, Data: append([]byte(nil), buf[w.Data:w.End]...)}
+	if !CheckRData(r.Type, r.Data) { // the library reads a line that ends behind the type
+		return Record{}, fmt.Errorf("the data of the %s record is missing or malformed", TypeText(r.Type))
+	}
 	dnsname.Fold(buf[:name], buf[:name])
 	r.Name = dnsname.Name(buf[:name])
 	return r, nil

@@ -265,6 +265,7 @@ func TestAllocations(t *testing.T) {
 func FuzzZone(f *testing.F) {
 	f.Add(twoZones, "x.wild.")
 	f.Add("* CNAME *.a\n", "a.")
+	f.Add("* CNAME ", "a")
 	f.Add("128.zz.rpz-ip CNAME .\n0.rpz-ip A 1.2.3.4\n", ".")
 	f.Fuzz(func(t *testing.T, text, name string) {
 		r, reports, err := Load([]Source{source("rpz.", text)}, why)
