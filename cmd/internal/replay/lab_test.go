@@ -90,7 +90,7 @@ server:
 		until(t, 20*time.Second, func() bool { m, err := ask("www.plain.com.", dns.TypeA); return err == nil && m.Rcode == 0 })
 	}
 
-	count := 500
+	count := 1000
 	if *long {
 		count = 5000
 	}
@@ -163,7 +163,7 @@ type question struct {
 	typ  uint16
 }
 
-// mix reads the first n distinct questions of a query file.
+// mix reads the first n distinct questions of a query file, or all if there are fewer.
 func mix(t *testing.T, file string, n int) (qs []question) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -179,8 +179,8 @@ func mix(t *testing.T, file string, n int) (qs []question) {
 			qs = append(qs, q)
 		}
 	}
-	if len(qs) < n {
-		t.Fatalf("%s has %d distinct questions, want %d", file, len(qs), n)
+	if len(qs) < 400 { // the smallest lab has 475 zones
+		t.Fatalf("%s has %d distinct questions only", file, len(qs))
 	}
 	return qs
 }
