@@ -344,7 +344,7 @@ func (x *Exchange) udp(ctx context.Context, tree *query.Tree, s *server, a *quer
 	v, msg := x.judge(b.in[:m], b.out[:n], id, a, s)
 	if v == matched {
 		r.Message, r.RTT = msg, clock.Elapsed().Sub(start)
-		r.Scope, r.HasScope = scope(a.Subnet, msg.Subnet)
+		r.Scope, r.HasScope = a.Subnet.Scope(msg.Subnet)
 	}
 	c.Release(v == matched)
 	return v, nil
@@ -456,31 +456,13 @@ func (x *Exchange) write(out []byte, a *query.Ask, s *server, b *buffer, mixCase
 		options := b.opts[:0]
 		if !a.NoOptions {
 			options = x.appendCookie(options, a, s)
-			options = appendSubnet(options, a.Subnet)
+			options = a.Subnet.AppendOption(options)
 		}
 		w.OPT(a.UDPSize, 0, a.DO, options)
 		h.AR = 1
 	}
 	h.Put(w.Bytes())
 	return id, w.Len()
-}
-
-func appendSubnet(b []byte, s query.Subnet) []byte {
-	if s.Family == 0 {
-		return b
-	}
-	v := append(make([]byte, 0, 20), 0, s.Family, s.Bits, 0)
-	return dnswire.AppendOption(b, dnswire.OptionSubnet, append(v, s.Addr[:(int(min(s.Bits, 128))+7)/8]...))
-}
-
-// scope reads the echo of the client subnet option (RFC 7871 section 7.3).
-func scope(sent query.Subnet, echo []byte) (uint8, bool) {
-	n := (int(min(sent.Bits, 128)) + 7) / 8
-	if sent.Family == 0 || len(echo) != 4+n || dnswire.Uint16(echo) != uint16(sent.Family) ||
-		echo[2] != sent.Bits || string(echo[4:]) != string(sent.Addr[:n]) {
-		return 0, false
-	}
-	return echo[3], true
 }
 
 // timeLeft returns how long an attempt may take that starts now and would take at most d.

@@ -583,11 +583,11 @@ func TestSubnetEcho(t *testing.T) {
 		{"\x00\x01\x14\x18\xc6\x33", 0, false},
 		{"", 0, false},
 	} {
-		if got, ok := scope(sent, []byte(c.echo)); got != c.scope || ok != c.ok {
+		if got, ok := sent.Scope([]byte(c.echo)); got != c.scope || ok != c.ok {
 			t.Errorf("%q: %d, %v", c.echo, got, ok)
 		}
 	}
-	if _, ok := scope(query.Subnet{}, []byte("\x00\x00\x00\x00")); ok {
+	if _, ok := (query.Subnet{}).Scope([]byte("\x00\x00\x00\x00")); ok {
 		t.Error("a scope for a subnet that was not sent")
 	}
 }

@@ -62,7 +62,7 @@ func (x *Exchange) tcp(ctx context.Context, tree *query.Tree, s *server, a *quer
 			x.giveIdle(a.Server, c)
 			x.learnOverTCP(m, a, s)
 			r.Message, r.RTT = m, rtt
-			r.Scope, r.HasScope = scope(a.Subnet, m.Subnet)
+			r.Scope, r.HasScope = a.Subnet.Scope(m.Subnet)
 			if r.CaseLost && string(m.QName) == string(out[2+dnswire.HeaderLen:][:len(m.QName)]) {
 				r.CaseLost, r.Mismatch = false, true // the server keeps the case: somebody else answered over UDP
 			}

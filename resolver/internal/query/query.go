@@ -49,6 +49,29 @@ type Subnet struct {
 	Bits   uint8
 }
 
+// AppendOption appends s to EDNS options as a client sends it; nothing if it has no family.
+func (s Subnet) AppendOption(options []byte) []byte {
+	if s.Family == 0 {
+		return options
+	}
+	v := append(make([]byte, 0, 20), 0, s.Family, s.Bits, 0)
+	return dnswire.AppendOption(options, dnswire.OptionSubnet, append(v, s.prefix()...))
+}
+
+// Scope returns the scope that a server gave its answer to a question with s; false if the option it sent back
+// is not that of s (RFC 7871 section 7.3).
+func (s Subnet) Scope(echo []byte) (uint8, bool) {
+	p := s.prefix()
+	if s.Family == 0 || len(echo) != 4+len(p) || dnswire.Uint16(echo) != uint16(s.Family) ||
+		echo[2] != s.Bits || string(echo[4:]) != string(p) {
+		return 0, false
+	}
+	return echo[3], true
+}
+
+// prefix is the part of the address that the option holds.
+func (s *Subnet) prefix() []byte { return s.Addr[:(int(min(s.Bits, 128))+7)/8] }
+
 // A Question is what to resolve, and all that shared parts are told. It is comparable: equal Questions have
 // equal answers.
 type Question struct {

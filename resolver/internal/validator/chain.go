@@ -104,7 +104,7 @@ func (r *run) remembered(n dnsname.Name) (z *zone, ok bool) {
 	if z := r.zones[n]; z != nil {
 		return z, true
 	}
-	if z := r.v.zones.get(zoneKey{n, r.view}, r.now, r.epoch); z != nil {
+	if z, ok := r.v.zones.get(zoneKey{n, r.view}, r.now, r.epoch); ok {
 		return z, true
 	}
 	_, _, anchored := r.v.o.Anchors.At(n)
@@ -149,7 +149,7 @@ func (r *run) remember(z *zone) *zone {
 	}
 	r.zones[z.name] = z
 	if r.now.Before(z.end) {
-		r.v.zones.put(zoneKey{z.name, r.view}, z, r.epoch, r.now)
+		r.v.zones.put(zoneKey{z.name, r.view}, z, z.end, r.epoch, r.now)
 	}
 	return z
 }

@@ -156,7 +156,8 @@ func (r *run) prove(s *query.RRset, z *zone) (verdict, error) {
 	vd, err := r.verify(s, z, z.keys)
 	if err == nil && vd.status == query.Secure {
 		s.Status = query.Secure
-		r.v.proofs.put(k, min(z.end, r.now.Add(seconds(s.TTL))), r.epoch, r.now)
+		end := min(z.end, r.now.Add(seconds(s.TTL)))
+		r.v.proofs.put(k, end, end, r.epoch, r.now)
 	}
 	return vd, err
 }

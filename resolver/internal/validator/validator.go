@@ -227,8 +227,9 @@ func (v *Validator) Failing(q *query.Question, now clock.Instant) error {
 
 // Forget ends what is remembered of a name, or with subtree of the names below it too: zones and bogus answers.
 func (v *Validator) Forget(name dnsname.Name, subtree bool) {
-	v.zones.forget(name, subtree)
-	v.bogus.forget(name, subtree)
+	of := func(n dnsname.Name) bool { return n == name || subtree && n.Below(name) }
+	v.zones.forget(func(k zoneKey) bool { return of(k.name) })
+	v.bogus.forget(func(k bogusKey) bool { return of(k.name) })
 }
 
 // Validate decides the status of u and seals it. tree is charged for the work. The error is a *Failure.

@@ -160,9 +160,9 @@ func TestTables(t *testing.T) {
 	zones, bogus, proofs := zoneTable{most: 100}, bogusTable{most: 100}, proofTable{most: 100}
 	for i := range 1000 {
 		end := clock.Instant(1000 + i)
-		zones.put(zoneKey{name(i), 0}, &zone{name: name(i), end: end}, 1, 0)
+		zones.put(zoneKey{name(i), 0}, &zone{name: name(i), end: end}, end, 1, 0)
 		bogus.put(bogusKey{name: name(i)}, reason{ede: edeBogus}, end, 1, 0)
-		proofs.put(proofKey{byte(i), byte(i >> 8)}, end, 1, 0)
+		proofs.put(proofKey{byte(i), byte(i >> 8)}, end, end, 1, 0)
 		if len(zones.m) > 100 || len(bogus.m) > 100 || len(proofs.m) > 100 {
 			t.Fatalf("%d, %d, %d entries where 100 fit", len(zones.m), len(bogus.m), len(proofs.m))
 		}
@@ -180,16 +180,16 @@ func TestTables(t *testing.T) {
 		{"after its end", 0, 1999, 1, false},
 		{"in another epoch", 0, 1500, 2, false},
 	} {
-		z := zones.get(zoneKey{last.name, c.view}, c.now, c.epoch)
+		_, z := zones.get(zoneKey{last.name, c.view}, c.now, c.epoch)
 		_, b := bogus.get(bogusKey{name: last.name, view: c.view}, c.now, c.epoch)
-		if z != nil != c.want || b != c.want {
-			t.Errorf("%s: zone %v, bogus %v; want %v", c.what, z != nil, b, c.want)
+		if z != c.want || b != c.want {
+			t.Errorf("%s: zone %v, bogus %v; want %v", c.what, z, b, c.want)
 		}
 	}
 	v := &Validator{}
 	v.zones.m, v.bogus.m = zones.m, bogus.m
 	v.Forget(dnsname.MustParse("example."), false)
-	if v.zones.get(last, 1500, 1) == nil {
+	if _, ok := v.zones.get(last, 1500, 1); !ok {
 		t.Error("purging a name forgets one below it")
 	}
 	v.Forget(dnsname.MustParse("example."), true)
@@ -301,7 +301,7 @@ func TestClaimsOfSignersAreLookedIntoOnce(t *testing.T) {
 	f := &deep{unreachable: unreachable{err: errors.New("nobody answers")}}
 	v := New(Options{Fetch: f, Cache: rrcache.New(rrcache.Options{Bytes: 1 << 20}), Anchors: anchors(t, "evil."+exampleAnchor[len("example."):])})
 	evil := dnsname.MustParse("evil.")
-	v.zones.put(zoneKey{evil, 0}, &zone{name: evil, status: query.Secure, end: clock.Never}, 0, 0)
+	v.zones.put(zoneKey{evil, 0}, &zone{name: evil, status: query.Secure, end: clock.Never}, clock.Never, 0, 0)
 	u := addressOf("a.evil.")
 	for u.Question.Name.Labels() < 100 {
 		n, err := u.Question.Name.Prepend("a")

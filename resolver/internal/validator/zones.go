@@ -34,78 +34,79 @@ func (z *zone) unsigned() bool {
 	return z != nil && (z.status == query.Insecure || z.status == query.Indeterminate)
 }
 
-// A zoneTable remembers zones until they end. The zero value with most set is ready.
-type zoneTable struct {
+// A table remembers things until they end or the epoch changes. The zero value with most set is ready.
+type table[K comparable, V any] struct {
 	most int
 
 	mu sync.Mutex // guards m
-	m  map[zoneKey]zoneEntry
+	m  map[K]entry[V]
 }
 
-type zoneKey struct {
-	name dnsname.Name
-	view query.View
-}
-
-type zoneEntry struct {
-	*zone
+type entry[V any] struct {
+	v     V
+	end   clock.Instant
 	epoch uint32
 }
 
-func (t *zoneTable) get(k zoneKey, now clock.Instant, epoch uint32) *zone {
+func (t *table[K, V]) get(k K, now clock.Instant, epoch uint32) (v V, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if e, ok := t.m[k]; ok && e.epoch == epoch && now.Before(e.end) {
-		return e.zone
+		return e.v, true
 	}
-	return nil
+	return v, false
 }
 
-func (t *zoneTable) put(k zoneKey, z *zone, epoch uint32, now clock.Instant) {
+func (t *table[K, V]) put(k K, v V, end clock.Instant, epoch uint32, now clock.Instant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.m == nil {
-		t.m = make(map[zoneKey]zoneEntry)
+		t.m = make(map[K]entry[V])
 	}
 	if _, ok := t.m[k]; !ok && len(t.m) >= t.most {
-		drop(t.m, now, func(e zoneEntry) clock.Instant { return e.end })
+		t.drop(now)
 	}
-	t.m[k] = zoneEntry{z, epoch}
-}
-
-// forget removes what is known of a name, or with subtree of those below it too, in every view.
-func (t *zoneTable) forget(name dnsname.Name, subtree bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for k := range t.m {
-		if k.name == name || subtree && k.name.Below(name) {
-			delete(t.m, k)
-		}
-	}
+	t.m[k] = entry[V]{v, end, epoch}
 }
 
 // drop makes room: of a few entries, which map iteration begins at a random place, the one that ends first.
-func drop[K comparable, E any](m map[K]E, now clock.Instant, end func(E) clock.Instant) {
+func (t *table[K, V]) drop(now clock.Instant) {
 	var victim K
 	first := clock.Never
 	seen := 0
-	for k, e := range m {
-		if at := end(e); at < first || seen == 0 {
-			victim, first = k, at
+	for k, e := range t.m {
+		if e.end < first || seen == 0 {
+			victim, first = k, e.end
 		}
 		if seen++; seen == 8 || first.Before(now) {
 			break
 		}
 	}
-	delete(m, victim)
+	delete(t.m, victim)
 }
 
-// A bogusTable remembers why questions were answered with bogus data. The zero value with most set is ready.
-type bogusTable struct {
-	most int
+// forget removes the entries of the keys that match.
+func (t *table[K, V]) forget(match func(K) bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k := range t.m {
+		if match(k) {
+			delete(t.m, k)
+		}
+	}
+}
 
-	mu sync.Mutex // guards m
-	m  map[bogusKey]bogusEntry
+// What is remembered: zones; why questions were answered with bogus data; until when records of denials are
+// verified, by the hash of all that was.
+type (
+	zoneTable  = table[zoneKey, *zone]
+	bogusTable = table[bogusKey, reason]
+	proofTable = table[proofKey, clock.Instant]
+)
+
+type zoneKey struct {
+	name dnsname.Name
+	view query.View
 }
 
 type bogusKey struct {
@@ -115,72 +116,4 @@ type bogusKey struct {
 	subnet query.Subnet
 }
 
-type bogusEntry struct {
-	why   reason
-	end   clock.Instant
-	epoch uint32
-}
-
-func (t *bogusTable) get(k bogusKey, now clock.Instant, epoch uint32) (reason, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e, ok := t.m[k]
-	return e.why, ok && e.epoch == epoch && now.Before(e.end)
-}
-
-func (t *bogusTable) put(k bogusKey, why reason, end clock.Instant, epoch uint32, now clock.Instant) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.m == nil {
-		t.m = make(map[bogusKey]bogusEntry)
-	}
-	if _, ok := t.m[k]; !ok && len(t.m) >= t.most {
-		drop(t.m, now, func(e bogusEntry) clock.Instant { return e.end })
-	}
-	t.m[k] = bogusEntry{why, end, epoch}
-}
-
-func (t *bogusTable) forget(name dnsname.Name, subtree bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for k := range t.m {
-		if k.name == name || subtree && k.name.Below(name) {
-			delete(t.m, k)
-		}
-	}
-}
-
-// A proofTable remembers which records of denials were verified, by the hash of all that was verified. The zero
-// value with most set is ready.
-type proofTable struct {
-	most int
-
-	mu sync.Mutex // guards m
-	m  map[proofKey]proofEntry
-}
-
 type proofKey [32]byte
-
-type proofEntry struct {
-	end   clock.Instant
-	epoch uint32
-}
-
-func (t *proofTable) get(k proofKey, now clock.Instant, epoch uint32) (clock.Instant, bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	e, ok := t.m[k]
-	return e.end, ok && e.epoch == epoch && now.Before(e.end)
-}
-
-func (t *proofTable) put(k proofKey, end clock.Instant, epoch uint32, now clock.Instant) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.m == nil {
-		t.m = make(map[proofKey]proofEntry)
-	}
-	if _, ok := t.m[k]; !ok && len(t.m) >= t.most {
-		drop(t.m, now, func(e proofEntry) clock.Instant { return e.end })
-	}
-	t.m[k] = proofEntry{end, epoch}
-}

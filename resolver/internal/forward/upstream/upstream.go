@@ -177,7 +177,7 @@ func appendQuery(out []byte, id uint16, a *query.Ask) []byte {
 	if !a.NoEDNS {
 		var options []byte
 		if !a.NoOptions {
-			options = appendSubnet(options, a.Subnet)
+			options = a.Subnet.AppendOption(options)
 			size := w.Len() + optHead + len(options) + paddingHead
 			options = dnswire.AppendOption(options, dnswire.OptionPadding, make([]byte, (block-size%block)%block))
 		}
@@ -197,24 +197,6 @@ const (
 	maxQuery = 512
 )
 
-func appendSubnet(b []byte, s query.Subnet) []byte {
-	if s.Family == 0 {
-		return b
-	}
-	v := append(make([]byte, 0, 20), 0, s.Family, s.Bits, 0)
-	return dnswire.AppendOption(b, dnswire.OptionSubnet, append(v, s.Addr[:(int(min(s.Bits, 128))+7)/8]...))
-}
-
-// scope reads the echo of the client subnet option (RFC 7871 section 7.3).
-func scope(sent query.Subnet, echo []byte) (uint8, bool) {
-	n := (int(min(sent.Bits, 128)) + 7) / 8
-	if sent.Family == 0 || len(echo) != 4+n || dnswire.Uint16(echo) != uint16(sent.Family) ||
-		echo[2] != sent.Bits || string(echo[4:]) != string(sent.Addr[:n]) {
-		return 0, false
-	}
-	return echo[3], true
-}
-
 // readReply reads a response to the question of a, whose ID the caller has compared. The error wraps
 // query.ErrMalformed.
 func readReply(in []byte, a *query.Ask) (query.Reply, error) {
@@ -232,7 +214,7 @@ func readReply(in []byte, a *query.Ask) (query.Reply, error) {
 		return query.Reply{}, fmt.Errorf("%w: over a stream", query.ErrTruncated)
 	}
 	r := query.Reply{Message: m, TCP: true}
-	r.Scope, r.HasScope = scope(a.Subnet, m.Subnet)
+	r.Scope, r.HasScope = a.Subnet.Scope(m.Subnet)
 	return r, nil
 }
 
