@@ -2,6 +2,7 @@ package bizlogic
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -541,6 +542,30 @@ func TestMigrateRebuildsIndexes(t *testing.T) {
 	}
 }
 
+// A bucket that stands in an inline bucket is refused wherever it points to: bbolt would follow it.
+func TestBucketInInlineBucket(t *testing.T) {
+	le := binary.LittleEndian
+	for _, root := range []uint64{0, 2, 1 << 60} {
+		b := make([]byte, pageHeader+elementSize, 128)
+		le.PutUint16(b[8:], pageLeaf)
+		le.PutUint16(b[10:], 1)
+		le.PutUint32(b[pageHeader:], leafBucket)
+		le.PutUint32(b[pageHeader+4:], elementSize)
+		le.PutUint32(b[pageHeader+8:], 1)
+		le.PutUint32(b[pageHeader+12:], 16+pageHeader)
+		value := make([]byte, 16+pageHeader)
+		le.PutUint64(value, root)
+		le.PutUint16(value[16+8:], pageLeaf)
+		b = append(append(b, 'k'), value...)
+		if _, err := visit(b, pageRef{}, true); err == nil {
+			t.Errorf("root %d: passed", root)
+		}
+		if below, err := visit(b, pageRef{}, false); err != nil || root != 0 && (len(below) != 1 || below[0].id != root) {
+			t.Errorf("root %d, in a page of its own: %v, %v", root, below, err)
+		}
+	}
+}
+
 // FuzzCheckFile gives the walker files that were damaged in one place: it must end, and what it passes
 // bbolt must be able to read to the end.
 func FuzzCheckFile(f *testing.F) {
@@ -562,6 +587,7 @@ func FuzzCheckFile(f *testing.F) {
 	for _, at := range []uint32{0, 16, 4096, 8200, 12300, 20000} {
 		f.Add(at, []byte{0xff, 0xff, 0xff, 0xff})
 	}
+	f.Add(uint32(8394), []byte{0, 3, 0, 0, 3})
 	f.Fuzz(func(t *testing.T, at uint32, patch []byte) {
 		b := bytes.Clone(good)
 		at %= uint32(len(b))

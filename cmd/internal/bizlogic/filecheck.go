@@ -269,6 +269,9 @@ func visit(b []byte, at pageRef, inline bool) ([]pageRef, error) {
 		if le.Uint32(b[e:])&leafBucket == 0 {
 			continue
 		}
+		if inline { // bbolt keeps only buckets without buckets in a leaf, and nobody would look at this one's pages
+			return nil, fmt.Errorf("element %d is a bucket within an inline one", i)
+		}
 		if len(value) < 16 { // root u64, sequence u64
 			return nil, fmt.Errorf("element %d is too short for a bucket", i)
 		}
@@ -276,7 +279,7 @@ func visit(b []byte, at pageRef, inline bool) ([]pageRef, error) {
 			below = append(below, pageRef{id: root})
 			continue
 		}
-		if inline || len(value) < 16+pageHeader {
+		if len(value) < 16+pageHeader {
 			return nil, fmt.Errorf("element %d is no bucket", i)
 		}
 		if _, err := visit(value[16:], pageRef{}, true); err != nil {
