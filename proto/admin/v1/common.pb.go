@@ -6,8 +6,8 @@
 
 // Package sluice.admin.v1 is the operator's side of both programs.
 //
-// The business-logic service offers UserService, PolicyService, ListService, DataService and
-// TokenService; a resolver offers ResolverService; a standalone resolver offers all of them, each at
+// The business-logic service offers UserService, PolicyService, ListService, CatalogueService, DataService
+// and TokenService; a resolver offers ResolverService; a standalone resolver offers all of them, each at
 // its own address.
 //
 // A call that changes something returns when the change is committed, with its revision and the kind
@@ -37,6 +37,63 @@ const (
 	// Verify that runtime/protoimpl is sufficiently up-to-date.
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
+
+// Origin is where an entry of the catalogue comes from.
+type Origin int32
+
+const (
+	// Not said.
+	Origin_ORIGIN_UNSPECIFIED Origin = 0
+	// It is as the starting catalogue has it, and follows that from version to version.
+	Origin_ORIGIN_BUILT_IN Origin = 1
+	// It was built in and an operator has changed it: new versions leave it alone.
+	Origin_ORIGIN_CHANGED Origin = 2
+	// An operator made it.
+	Origin_ORIGIN_OPERATOR Origin = 3
+)
+
+// Enum value maps for Origin.
+var (
+	Origin_name = map[int32]string{
+		0: "ORIGIN_UNSPECIFIED",
+		1: "ORIGIN_BUILT_IN",
+		2: "ORIGIN_CHANGED",
+		3: "ORIGIN_OPERATOR",
+	}
+	Origin_value = map[string]int32{
+		"ORIGIN_UNSPECIFIED": 0,
+		"ORIGIN_BUILT_IN":    1,
+		"ORIGIN_CHANGED":     2,
+		"ORIGIN_OPERATOR":    3,
+	}
+)
+
+func (x Origin) Enum() *Origin {
+	p := new(Origin)
+	*p = x
+	return p
+}
+
+func (x Origin) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Origin) Descriptor() protoreflect.EnumDescriptor {
+	return file_admin_v1_common_proto_enumTypes[0].Descriptor()
+}
+
+func (Origin) Type() protoreflect.EnumType {
+	return &file_admin_v1_common_proto_enumTypes[0]
+}
+
+func (x Origin) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Origin.Descriptor instead.
+func (Origin) EnumDescriptor() ([]byte, []int) {
+	return file_admin_v1_common_proto_rawDescGZIP(), []int{0}
+}
 
 // User is an account as the admin API shows and imports it: sluice.user.v1.User with id and revision.
 type User struct {
@@ -306,7 +363,15 @@ type List struct {
 	// What the last failure to fetch was. Empty: none.
 	Error string `protobuf:"bytes,14,opt,name=error,proto3" json:"error,omitempty"`
 	// Rules of a text that the shrink guard holds; `accept` takes it. 0: none held.
-	HeldRules     uint32 `protobuf:"varint,15,opt,name=held_rules,json=heldRules,proto3" json:"held_rules,omitempty"`
+	HeldRules uint32 `protobuf:"varint,15,opt,name=held_rules,json=heldRules,proto3" json:"held_rules,omitempty"`
+	// When it was last fetched, or found unchanged. Unix seconds. 0: uploaded. Ignored on import.
+	Fetched int64 `protobuf:"varint,16,opt,name=fetched,proto3" json:"fetched,omitempty"`
+	// When fetching was last tried. Unix seconds. Ignored on import.
+	Tried int64 `protobuf:"varint,17,opt,name=tried,proto3" json:"tried,omitempty"`
+	// Failures to fetch in a row. Ignored on import.
+	Failures uint32 `protobuf:"varint,18,opt,name=failures,proto3" json:"failures,omitempty"`
+	// Of users' own lists: how many users and policies name it. Ignored on import.
+	UsedBy        uint64 `protobuf:"varint,19,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -446,6 +511,166 @@ func (x *List) GetHeldRules() uint32 {
 	return 0
 }
 
+func (x *List) GetFetched() int64 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *List) GetTried() int64 {
+	if x != nil {
+		return x.Tried
+	}
+	return 0
+}
+
+func (x *List) GetFailures() uint32 {
+	if x != nil {
+		return x.Failures
+	}
+	return 0
+}
+
+func (x *List) GetUsedBy() uint64 {
+	if x != nil {
+		return x.UsedBy
+	}
+	return 0
+}
+
+// CatalogueEntry is a service, a category or an engine's safe search with id and revision.
+type CatalogueEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Revision of its record. Ignored on import.
+	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Whether it is as the starting catalogue of this version has it, changed, or the operator's own. Ignored on
+	// import.
+	Origin Origin `protobuf:"varint,3,opt,name=origin,proto3,enum=sluice.admin.v1.Origin" json:"origin,omitempty"`
+	// Which.
+	//
+	// Types that are valid to be assigned to Body:
+	//
+	//	*CatalogueEntry_Service
+	//	*CatalogueEntry_Category
+	//	*CatalogueEntry_SafeSearch
+	Body          isCatalogueEntry_Body `protobuf_oneof:"body"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CatalogueEntry) Reset() {
+	*x = CatalogueEntry{}
+	mi := &file_admin_v1_common_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatalogueEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatalogueEntry) ProtoMessage() {}
+
+func (x *CatalogueEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_common_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatalogueEntry.ProtoReflect.Descriptor instead.
+func (*CatalogueEntry) Descriptor() ([]byte, []int) {
+	return file_admin_v1_common_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CatalogueEntry) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *CatalogueEntry) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *CatalogueEntry) GetOrigin() Origin {
+	if x != nil {
+		return x.Origin
+	}
+	return Origin_ORIGIN_UNSPECIFIED
+}
+
+func (x *CatalogueEntry) GetBody() isCatalogueEntry_Body {
+	if x != nil {
+		return x.Body
+	}
+	return nil
+}
+
+func (x *CatalogueEntry) GetService() *v1.Service {
+	if x != nil {
+		if x, ok := x.Body.(*CatalogueEntry_Service); ok {
+			return x.Service
+		}
+	}
+	return nil
+}
+
+func (x *CatalogueEntry) GetCategory() *v1.Category {
+	if x != nil {
+		if x, ok := x.Body.(*CatalogueEntry_Category); ok {
+			return x.Category
+		}
+	}
+	return nil
+}
+
+func (x *CatalogueEntry) GetSafeSearch() *v1.SafeSearch {
+	if x != nil {
+		if x, ok := x.Body.(*CatalogueEntry_SafeSearch); ok {
+			return x.SafeSearch
+		}
+	}
+	return nil
+}
+
+type isCatalogueEntry_Body interface {
+	isCatalogueEntry_Body()
+}
+
+type CatalogueEntry_Service struct {
+	// Something people know by one name and that many domain names serve. Its number is given anew on import.
+	Service *v1.Service `protobuf:"bytes,4,opt,name=service,proto3,oneof"`
+}
+
+type CatalogueEntry_Category struct {
+	// A kind of content that can be blocked as one. Its number is given anew on import.
+	Category *v1.Category `protobuf:"bytes,5,opt,name=category,proto3,oneof"`
+}
+
+type CatalogueEntry_SafeSearch struct {
+	// How one engine is held to its safe mode.
+	SafeSearch *v1.SafeSearch `protobuf:"bytes,6,opt,name=safe_search,json=safeSearch,proto3,oneof"`
+}
+
+func (*CatalogueEntry_Service) isCatalogueEntry_Body() {}
+
+func (*CatalogueEntry_Category) isCatalogueEntry_Body() {}
+
+func (*CatalogueEntry_SafeSearch) isCatalogueEntry_Body() {}
+
 // Device is a device with its owner.
 type Device struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -461,7 +686,7 @@ type Device struct {
 
 func (x *Device) Reset() {
 	*x = Device{}
-	mi := &file_admin_v1_common_proto_msgTypes[3]
+	mi := &file_admin_v1_common_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +698,7 @@ func (x *Device) String() string {
 func (*Device) ProtoMessage() {}
 
 func (x *Device) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_common_proto_msgTypes[3]
+	mi := &file_admin_v1_common_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +711,7 @@ func (x *Device) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Device.ProtoReflect.Descriptor instead.
 func (*Device) Descriptor() ([]byte, []int) {
-	return file_admin_v1_common_proto_rawDescGZIP(), []int{3}
+	return file_admin_v1_common_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Device) GetUser() string {
@@ -525,7 +750,7 @@ type Complaint struct {
 
 func (x *Complaint) Reset() {
 	*x = Complaint{}
-	mi := &file_admin_v1_common_proto_msgTypes[4]
+	mi := &file_admin_v1_common_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -537,7 +762,7 @@ func (x *Complaint) String() string {
 func (*Complaint) ProtoMessage() {}
 
 func (x *Complaint) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_common_proto_msgTypes[4]
+	mi := &file_admin_v1_common_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -550,7 +775,7 @@ func (x *Complaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Complaint.ProtoReflect.Descriptor instead.
 func (*Complaint) Descriptor() ([]byte, []int) {
-	return file_admin_v1_common_proto_rawDescGZIP(), []int{4}
+	return file_admin_v1_common_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Complaint) GetLine() uint32 {
@@ -613,7 +838,7 @@ type DatasetStatus struct {
 
 func (x *DatasetStatus) Reset() {
 	*x = DatasetStatus{}
-	mi := &file_admin_v1_common_proto_msgTypes[5]
+	mi := &file_admin_v1_common_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -625,7 +850,7 @@ func (x *DatasetStatus) String() string {
 func (*DatasetStatus) ProtoMessage() {}
 
 func (x *DatasetStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_common_proto_msgTypes[5]
+	mi := &file_admin_v1_common_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -638,7 +863,7 @@ func (x *DatasetStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DatasetStatus.ProtoReflect.Descriptor instead.
 func (*DatasetStatus) Descriptor() ([]byte, []int) {
-	return file_admin_v1_common_proto_rawDescGZIP(), []int{5}
+	return file_admin_v1_common_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DatasetStatus) GetKind() string {
@@ -772,7 +997,7 @@ const file_admin_v1_common_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x124\n" +
 	"\bsettings\x18\x04 \x01(\v2\x18.sluice.user.v1.SettingsR\bsettings\x12+\n" +
 	"\x05rules\x18\x05 \x01(\v2\x15.sluice.user.v1.RulesR\x05rules\x12\x16\n" +
-	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\xe9\x02\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\xce\x03\n" +
 	"\x04List\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
@@ -790,7 +1015,20 @@ const file_admin_v1_common_proto_rawDesc = "" +
 	"\arefresh\x18\r \x01(\x04R\arefresh\x12\x14\n" +
 	"\x05error\x18\x0e \x01(\tR\x05error\x12\x1d\n" +
 	"\n" +
-	"held_rules\x18\x0f \x01(\rR\theldRules\"h\n" +
+	"held_rules\x18\x0f \x01(\rR\theldRules\x12\x18\n" +
+	"\afetched\x18\x10 \x01(\x03R\afetched\x12\x14\n" +
+	"\x05tried\x18\x11 \x01(\x03R\x05tried\x12\x1a\n" +
+	"\bfailures\x18\x12 \x01(\rR\bfailures\x12\x17\n" +
+	"\aused_by\x18\x13 \x01(\x04R\x06usedBy\"\xa1\x02\n" +
+	"\x0eCatalogueEntry\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12/\n" +
+	"\x06origin\x18\x03 \x01(\x0e2\x17.sluice.admin.v1.OriginR\x06origin\x123\n" +
+	"\aservice\x18\x04 \x01(\v2\x17.sluice.user.v1.ServiceH\x00R\aservice\x126\n" +
+	"\bcategory\x18\x05 \x01(\v2\x18.sluice.user.v1.CategoryH\x00R\bcategory\x12=\n" +
+	"\vsafe_search\x18\x06 \x01(\v2\x1a.sluice.user.v1.SafeSearchH\x00R\n" +
+	"safeSearchB\x06\n" +
+	"\x04body\"h\n" +
 	"\x06Device\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12.\n" +
@@ -817,7 +1055,12 @@ const file_admin_v1_common_proto_rawDesc = "" +
 	"generation\x12#\n" +
 	"\rguard_tripped\x18\r \x01(\bR\fguardTripped\x12\x14\n" +
 	"\x05error\x18\x0e \x01(\tR\x05error\x12!\n" +
-	"\fbuckets_left\x18\x0f \x01(\rR\vbucketsLeftB5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
+	"\fbuckets_left\x18\x0f \x01(\rR\vbucketsLeft*^\n" +
+	"\x06Origin\x12\x16\n" +
+	"\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fORIGIN_BUILT_IN\x10\x01\x12\x12\n" +
+	"\x0eORIGIN_CHANGED\x10\x02\x12\x13\n" +
+	"\x0fORIGIN_OPERATOR\x10\x03B5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_admin_v1_common_proto_rawDescOnce sync.Once
@@ -831,32 +1074,42 @@ func file_admin_v1_common_proto_rawDescGZIP() []byte {
 	return file_admin_v1_common_proto_rawDescData
 }
 
-var file_admin_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_admin_v1_common_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_admin_v1_common_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_admin_v1_common_proto_goTypes = []any{
-	(*User)(nil),          // 0: sluice.admin.v1.User
-	(*Policy)(nil),        // 1: sluice.admin.v1.Policy
-	(*List)(nil),          // 2: sluice.admin.v1.List
-	(*Device)(nil),        // 3: sluice.admin.v1.Device
-	(*Complaint)(nil),     // 4: sluice.admin.v1.Complaint
-	(*DatasetStatus)(nil), // 5: sluice.admin.v1.DatasetStatus
-	(*v1.Settings)(nil),   // 6: sluice.user.v1.Settings
-	(*v1.Rules)(nil),      // 7: sluice.user.v1.Rules
-	(*v1.Device)(nil),     // 8: sluice.user.v1.Device
-	(*v1.Totals)(nil),     // 9: sluice.user.v1.Totals
+	(Origin)(0),            // 0: sluice.admin.v1.Origin
+	(*User)(nil),           // 1: sluice.admin.v1.User
+	(*Policy)(nil),         // 2: sluice.admin.v1.Policy
+	(*List)(nil),           // 3: sluice.admin.v1.List
+	(*CatalogueEntry)(nil), // 4: sluice.admin.v1.CatalogueEntry
+	(*Device)(nil),         // 5: sluice.admin.v1.Device
+	(*Complaint)(nil),      // 6: sluice.admin.v1.Complaint
+	(*DatasetStatus)(nil),  // 7: sluice.admin.v1.DatasetStatus
+	(*v1.Settings)(nil),    // 8: sluice.user.v1.Settings
+	(*v1.Rules)(nil),       // 9: sluice.user.v1.Rules
+	(*v1.Device)(nil),      // 10: sluice.user.v1.Device
+	(*v1.Service)(nil),     // 11: sluice.user.v1.Service
+	(*v1.Category)(nil),    // 12: sluice.user.v1.Category
+	(*v1.SafeSearch)(nil),  // 13: sluice.user.v1.SafeSearch
+	(*v1.Totals)(nil),      // 14: sluice.user.v1.Totals
 }
 var file_admin_v1_common_proto_depIdxs = []int32{
-	6, // 0: sluice.admin.v1.User.settings:type_name -> sluice.user.v1.Settings
-	7, // 1: sluice.admin.v1.User.rules:type_name -> sluice.user.v1.Rules
-	8, // 2: sluice.admin.v1.User.devices:type_name -> sluice.user.v1.Device
-	6, // 3: sluice.admin.v1.Policy.settings:type_name -> sluice.user.v1.Settings
-	7, // 4: sluice.admin.v1.Policy.rules:type_name -> sluice.user.v1.Rules
-	8, // 5: sluice.admin.v1.Device.device:type_name -> sluice.user.v1.Device
-	9, // 6: sluice.admin.v1.DatasetStatus.totals:type_name -> sluice.user.v1.Totals
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	8,  // 0: sluice.admin.v1.User.settings:type_name -> sluice.user.v1.Settings
+	9,  // 1: sluice.admin.v1.User.rules:type_name -> sluice.user.v1.Rules
+	10, // 2: sluice.admin.v1.User.devices:type_name -> sluice.user.v1.Device
+	8,  // 3: sluice.admin.v1.Policy.settings:type_name -> sluice.user.v1.Settings
+	9,  // 4: sluice.admin.v1.Policy.rules:type_name -> sluice.user.v1.Rules
+	0,  // 5: sluice.admin.v1.CatalogueEntry.origin:type_name -> sluice.admin.v1.Origin
+	11, // 6: sluice.admin.v1.CatalogueEntry.service:type_name -> sluice.user.v1.Service
+	12, // 7: sluice.admin.v1.CatalogueEntry.category:type_name -> sluice.user.v1.Category
+	13, // 8: sluice.admin.v1.CatalogueEntry.safe_search:type_name -> sluice.user.v1.SafeSearch
+	10, // 9: sluice.admin.v1.Device.device:type_name -> sluice.user.v1.Device
+	14, // 10: sluice.admin.v1.DatasetStatus.totals:type_name -> sluice.user.v1.Totals
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_admin_v1_common_proto_init() }
@@ -864,18 +1117,24 @@ func file_admin_v1_common_proto_init() {
 	if File_admin_v1_common_proto != nil {
 		return
 	}
+	file_admin_v1_common_proto_msgTypes[3].OneofWrappers = []any{
+		(*CatalogueEntry_Service)(nil),
+		(*CatalogueEntry_Category)(nil),
+		(*CatalogueEntry_SafeSearch)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_v1_common_proto_rawDesc), len(file_admin_v1_common_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   6,
+			NumEnums:      1,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
 		GoTypes:           file_admin_v1_common_proto_goTypes,
 		DependencyIndexes: file_admin_v1_common_proto_depIdxs,
+		EnumInfos:         file_admin_v1_common_proto_enumTypes,
 		MessageInfos:      file_admin_v1_common_proto_msgTypes,
 	}.Build()
 	File_admin_v1_common_proto = out.File

@@ -79,6 +79,63 @@ func (Operation) EnumDescriptor() ([]byte, []int) {
 	return file_admin_v1_service_proto_rawDescGZIP(), []int{0}
 }
 
+// EntryKind is a kind of entry.
+type EntryKind int32
+
+const (
+	// Invalid.
+	EntryKind_ENTRY_KIND_UNSPECIFIED EntryKind = 0
+	// sluice.user.v1.Service.
+	EntryKind_ENTRY_KIND_SERVICE EntryKind = 1
+	// sluice.user.v1.Category.
+	EntryKind_ENTRY_KIND_CATEGORY EntryKind = 2
+	// sluice.user.v1.SafeSearch.
+	EntryKind_ENTRY_KIND_SAFE_SEARCH EntryKind = 3
+)
+
+// Enum value maps for EntryKind.
+var (
+	EntryKind_name = map[int32]string{
+		0: "ENTRY_KIND_UNSPECIFIED",
+		1: "ENTRY_KIND_SERVICE",
+		2: "ENTRY_KIND_CATEGORY",
+		3: "ENTRY_KIND_SAFE_SEARCH",
+	}
+	EntryKind_value = map[string]int32{
+		"ENTRY_KIND_UNSPECIFIED": 0,
+		"ENTRY_KIND_SERVICE":     1,
+		"ENTRY_KIND_CATEGORY":    2,
+		"ENTRY_KIND_SAFE_SEARCH": 3,
+	}
+)
+
+func (x EntryKind) Enum() *EntryKind {
+	p := new(EntryKind)
+	*p = x
+	return p
+}
+
+func (x EntryKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (EntryKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_admin_v1_service_proto_enumTypes[1].Descriptor()
+}
+
+func (EntryKind) Type() protoreflect.EnumType {
+	return &file_admin_v1_service_proto_enumTypes[1]
+}
+
+func (x EntryKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use EntryKind.Descriptor instead.
+func (EntryKind) EnumDescriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{1}
+}
+
 // CreateUserRequest asks for a user.
 type CreateUserRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1664,7 +1721,8 @@ func (x *SetSettingsRequest) GetIfRevision() uint64 {
 // "+1h" from now; several values of a set are separated by commas, and "-" alone is the empty set. Members of
 // sets that are messages:
 //
-//	own_lists   ID=SHA256                          (hexadecimal; the blob must be known)
+//	own_lists   ID=URL                             own_lists+=kids=https://lists.example/kids.txt (fetched now and daily)
+//	            or ID=SHA256                       (hexadecimal; the blob must be known)
 //	rewrites    NAME=RECORD[;RECORD…]              rewrites+=nas.home.arpa=A 192.0.2.7
 //	unblocks    NAME or *.NAME, then @INSTANT      unblocks+=*.example.org@+30m
 //	schedules   ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE schedules+=night=block;mon-fri 22:00-07:00;services:tiktok,x;Europe/Nicosia
@@ -2298,7 +2356,9 @@ func (x *GetListResponse) GetList() *List {
 
 // ListListsRequest asks for all.
 type ListListsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Lists at URLs that users have among their own, instead of those of the catalogue.
+	Own           bool `protobuf:"varint,1,opt,name=own,proto3" json:"own,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2331,6 +2391,13 @@ func (x *ListListsRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ListListsRequest.ProtoReflect.Descriptor instead.
 func (*ListListsRequest) Descriptor() ([]byte, []int) {
 	return file_admin_v1_service_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ListListsRequest) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
 }
 
 // ListListsResponse is all lists.
@@ -2927,7 +2994,8 @@ type ImportRequest struct {
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// Number of the first line in this batch, from 1. Lines below next_line are skipped.
 	FirstLine uint64 `protobuf:"varint,2,opt,name=first_line,json=firstLine,proto3" json:"first_line,omitempty"`
-	// At most 1000: {"user":{…}}, {"policy":{…}} or {"list":{…}} as JSON of this package's messages.
+	// At most 1000: {"user":{…}}, {"policy":{…}}, {"list":{…}} or {"entry":{…}}, the last a service, category or
+	// safe search of the catalogue, as JSON of this package's messages.
 	// An existing object is replaced. Blank lines and lines that begin with # are skipped.
 	Lines [][]byte `protobuf:"bytes,3,rep,name=lines,proto3" json:"lines,omitempty"`
 	// The shrink guard does not object.
@@ -3070,7 +3138,7 @@ func (x *ImportResponse) GetDatasets() []string {
 // ExportRequest asks for everything.
 type ExportRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only "user", "policy" or "list". Empty: all.
+	// Only "user", "policy", "list" or "entry". Empty: all. Of entries, those built in and unchanged are left out.
 	Only          string `protobuf:"bytes,1,opt,name=only,proto3" json:"only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3113,7 +3181,7 @@ func (x *ExportRequest) GetOnly() string {
 	return ""
 }
 
-// ExportResponse is some lines: lists, policies, then users, each in order of id.
+// ExportResponse is some lines: lists, entries, policies, then users, each in order of id.
 type ExportResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Without the line end.
@@ -3764,6 +3832,589 @@ func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
 	return file_admin_v1_service_proto_rawDescGZIP(), []int{64}
 }
 
+// ListEntriesRequest asks for all of a kind.
+type ListEntriesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which.
+	Kind          EntryKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.admin.v1.EntryKind" json:"kind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntriesRequest) Reset() {
+	*x = ListEntriesRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntriesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntriesRequest) ProtoMessage() {}
+
+func (x *ListEntriesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntriesRequest.ProtoReflect.Descriptor instead.
+func (*ListEntriesRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ListEntriesRequest) GetKind() EntryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EntryKind_ENTRY_KIND_UNSPECIFIED
+}
+
+// ListEntriesResponse is all of a kind.
+type ListEntriesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The entries.
+	Entries       []*CatalogueEntry `protobuf:"bytes,1,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEntriesResponse) Reset() {
+	*x = ListEntriesResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEntriesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEntriesResponse) ProtoMessage() {}
+
+func (x *ListEntriesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEntriesResponse.ProtoReflect.Descriptor instead.
+func (*ListEntriesResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *ListEntriesResponse) GetEntries() []*CatalogueEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+// GetEntryRequest names an entry.
+type GetEntryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which kind.
+	Kind EntryKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.admin.v1.EntryKind" json:"kind,omitempty"`
+	// Its id.
+	Id            string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEntryRequest) Reset() {
+	*x = GetEntryRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEntryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEntryRequest) ProtoMessage() {}
+
+func (x *GetEntryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEntryRequest.ProtoReflect.Descriptor instead.
+func (*GetEntryRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *GetEntryRequest) GetKind() EntryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EntryKind_ENTRY_KIND_UNSPECIFIED
+}
+
+func (x *GetEntryRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// GetEntryResponse is the entry.
+type GetEntryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The entry.
+	Entry         *CatalogueEntry `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetEntryResponse) Reset() {
+	*x = GetEntryResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetEntryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetEntryResponse) ProtoMessage() {}
+
+func (x *GetEntryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetEntryResponse.ProtoReflect.Descriptor instead.
+func (*GetEntryResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *GetEntryResponse) GetEntry() *CatalogueEntry {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
+}
+
+// SetEntryRequest changes an entry. The keys are the fields of its message but number:
+//
+//	service      name, group, rules (a set of rules, one a value)
+//	category     name, lists (a set of list ids), threat, safe_browsing, adult
+//	safe search  name, rewrites (a set of NAME=RECORD[;RECORD…])
+//
+// Values are as in Assignment, but a rule is one value, whatever commas it holds.
+type SetEntryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which kind.
+	Kind EntryKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.admin.v1.EntryKind" json:"kind,omitempty"`
+	// Its id.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// Done in order.
+	Assignments []*Assignment `protobuf:"bytes,3,rep,name=assignments,proto3" json:"assignments,omitempty"`
+	// See the package comment.
+	IfRevision    uint64 `protobuf:"varint,4,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEntryRequest) Reset() {
+	*x = SetEntryRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEntryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEntryRequest) ProtoMessage() {}
+
+func (x *SetEntryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEntryRequest.ProtoReflect.Descriptor instead.
+func (*SetEntryRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *SetEntryRequest) GetKind() EntryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EntryKind_ENTRY_KIND_UNSPECIFIED
+}
+
+func (x *SetEntryRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SetEntryRequest) GetAssignments() []*Assignment {
+	if x != nil {
+		return x.Assignments
+	}
+	return nil
+}
+
+func (x *SetEntryRequest) GetIfRevision() uint64 {
+	if x != nil {
+		return x.IfRevision
+	}
+	return 0
+}
+
+// SetEntryResponse is the commit.
+type SetEntryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Revision of the commit.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Kind of dataset.
+	Dataset string `protobuf:"bytes,2,opt,name=dataset,proto3" json:"dataset,omitempty"`
+	// The entry as stored.
+	Entry         *CatalogueEntry `protobuf:"bytes,3,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetEntryResponse) Reset() {
+	*x = SetEntryResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetEntryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetEntryResponse) ProtoMessage() {}
+
+func (x *SetEntryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetEntryResponse.ProtoReflect.Descriptor instead.
+func (*SetEntryResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *SetEntryResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *SetEntryResponse) GetDataset() string {
+	if x != nil {
+		return x.Dataset
+	}
+	return ""
+}
+
+func (x *SetEntryResponse) GetEntry() *CatalogueEntry {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
+}
+
+// DeleteEntryRequest names an entry.
+type DeleteEntryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which kind.
+	Kind EntryKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.admin.v1.EntryKind" json:"kind,omitempty"`
+	// Its id.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// See the package comment.
+	IfRevision    uint64 `protobuf:"varint,3,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEntryRequest) Reset() {
+	*x = DeleteEntryRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEntryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEntryRequest) ProtoMessage() {}
+
+func (x *DeleteEntryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEntryRequest.ProtoReflect.Descriptor instead.
+func (*DeleteEntryRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *DeleteEntryRequest) GetKind() EntryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EntryKind_ENTRY_KIND_UNSPECIFIED
+}
+
+func (x *DeleteEntryRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DeleteEntryRequest) GetIfRevision() uint64 {
+	if x != nil {
+		return x.IfRevision
+	}
+	return 0
+}
+
+// DeleteEntryResponse is the commit.
+type DeleteEntryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Revision of the commit.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Kind of dataset.
+	Dataset       string `protobuf:"bytes,2,opt,name=dataset,proto3" json:"dataset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteEntryResponse) Reset() {
+	*x = DeleteEntryResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteEntryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteEntryResponse) ProtoMessage() {}
+
+func (x *DeleteEntryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteEntryResponse.ProtoReflect.Descriptor instead.
+func (*DeleteEntryResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *DeleteEntryResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *DeleteEntryResponse) GetDataset() string {
+	if x != nil {
+		return x.Dataset
+	}
+	return ""
+}
+
+// ResetEntryRequest names an entry of the starting catalogue.
+type ResetEntryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Which kind.
+	Kind EntryKind `protobuf:"varint,1,opt,name=kind,proto3,enum=sluice.admin.v1.EntryKind" json:"kind,omitempty"`
+	// Its id.
+	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
+	// See the package comment.
+	IfRevision    uint64 `protobuf:"varint,3,opt,name=if_revision,json=ifRevision,proto3" json:"if_revision,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetEntryRequest) Reset() {
+	*x = ResetEntryRequest{}
+	mi := &file_admin_v1_service_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetEntryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetEntryRequest) ProtoMessage() {}
+
+func (x *ResetEntryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetEntryRequest.ProtoReflect.Descriptor instead.
+func (*ResetEntryRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *ResetEntryRequest) GetKind() EntryKind {
+	if x != nil {
+		return x.Kind
+	}
+	return EntryKind_ENTRY_KIND_UNSPECIFIED
+}
+
+func (x *ResetEntryRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ResetEntryRequest) GetIfRevision() uint64 {
+	if x != nil {
+		return x.IfRevision
+	}
+	return 0
+}
+
+// ResetEntryResponse is the commit.
+type ResetEntryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Revision of the commit.
+	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Kind of dataset.
+	Dataset string `protobuf:"bytes,2,opt,name=dataset,proto3" json:"dataset,omitempty"`
+	// The entry as stored.
+	Entry         *CatalogueEntry `protobuf:"bytes,3,opt,name=entry,proto3" json:"entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResetEntryResponse) Reset() {
+	*x = ResetEntryResponse{}
+	mi := &file_admin_v1_service_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResetEntryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResetEntryResponse) ProtoMessage() {}
+
+func (x *ResetEntryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_service_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResetEntryResponse.ProtoReflect.Descriptor instead.
+func (*ResetEntryResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_service_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ResetEntryResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *ResetEntryResponse) GetDataset() string {
+	if x != nil {
+		return x.Dataset
+	}
+	return ""
+}
+
+func (x *ResetEntryResponse) GetEntry() *CatalogueEntry {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
+}
+
 // The first message.
 type AddListRequest_Header struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3789,7 +4440,7 @@ type AddListRequest_Header struct {
 
 func (x *AddListRequest_Header) Reset() {
 	*x = AddListRequest_Header{}
-	mi := &file_admin_v1_service_proto_msgTypes[65]
+	mi := &file_admin_v1_service_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +4452,7 @@ func (x *AddListRequest_Header) String() string {
 func (*AddListRequest_Header) ProtoMessage() {}
 
 func (x *AddListRequest_Header) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_service_proto_msgTypes[65]
+	mi := &file_admin_v1_service_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4033,8 +4684,9 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"\x0eGetListRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"<\n" +
 	"\x0fGetListResponse\x12)\n" +
-	"\x04list\x18\x01 \x01(\v2\x15.sluice.admin.v1.ListR\x04list\"\x12\n" +
-	"\x10ListListsRequest\"@\n" +
+	"\x04list\x18\x01 \x01(\v2\x15.sluice.admin.v1.ListR\x04list\"$\n" +
+	"\x10ListListsRequest\x12\x10\n" +
+	"\x03own\x18\x01 \x01(\bR\x03own\"@\n" +
 	"\x11ListListsResponse\x12+\n" +
 	"\x05lists\x18\x01 \x03(\v2\x15.sluice.admin.v1.ListR\x05lists\"D\n" +
 	"\x11DeleteListRequest\x12\x0e\n" +
@@ -4116,12 +4768,53 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"\x04note\x18\x06 \x01(\tR\x04note\"$\n" +
 	"\x12RevokeTokenRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x15\n" +
-	"\x13RevokeTokenResponse*b\n" +
+	"\x13RevokeTokenResponse\"D\n" +
+	"\x12ListEntriesRequest\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.admin.v1.EntryKindR\x04kind\"P\n" +
+	"\x13ListEntriesResponse\x129\n" +
+	"\aentries\x18\x01 \x03(\v2\x1f.sluice.admin.v1.CatalogueEntryR\aentries\"Q\n" +
+	"\x0fGetEntryRequest\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.admin.v1.EntryKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\"I\n" +
+	"\x10GetEntryResponse\x125\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1f.sluice.admin.v1.CatalogueEntryR\x05entry\"\xb1\x01\n" +
+	"\x0fSetEntryRequest\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.admin.v1.EntryKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12=\n" +
+	"\vassignments\x18\x03 \x03(\v2\x1b.sluice.admin.v1.AssignmentR\vassignments\x12\x1f\n" +
+	"\vif_revision\x18\x04 \x01(\x04R\n" +
+	"ifRevision\"\x7f\n" +
+	"\x10SetEntryResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x18\n" +
+	"\adataset\x18\x02 \x01(\tR\adataset\x125\n" +
+	"\x05entry\x18\x03 \x01(\v2\x1f.sluice.admin.v1.CatalogueEntryR\x05entry\"u\n" +
+	"\x12DeleteEntryRequest\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.admin.v1.EntryKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1f\n" +
+	"\vif_revision\x18\x03 \x01(\x04R\n" +
+	"ifRevision\"K\n" +
+	"\x13DeleteEntryResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x18\n" +
+	"\adataset\x18\x02 \x01(\tR\adataset\"t\n" +
+	"\x11ResetEntryRequest\x12.\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1a.sluice.admin.v1.EntryKindR\x04kind\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1f\n" +
+	"\vif_revision\x18\x03 \x01(\x04R\n" +
+	"ifRevision\"\x81\x01\n" +
+	"\x12ResetEntryResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x18\n" +
+	"\adataset\x18\x02 \x01(\tR\adataset\x125\n" +
+	"\x05entry\x18\x03 \x01(\v2\x1f.sluice.admin.v1.CatalogueEntryR\x05entry*b\n" +
 	"\tOperation\x12\x19\n" +
 	"\x15OPERATION_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rOPERATION_SET\x10\x01\x12\x11\n" +
 	"\rOPERATION_ADD\x10\x02\x12\x14\n" +
-	"\x10OPERATION_REMOVE\x10\x032\xa2\x06\n" +
+	"\x10OPERATION_REMOVE\x10\x03*t\n" +
+	"\tEntryKind\x12\x1a\n" +
+	"\x16ENTRY_KIND_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12ENTRY_KIND_SERVICE\x10\x01\x12\x17\n" +
+	"\x13ENTRY_KIND_CATEGORY\x10\x02\x12\x1a\n" +
+	"\x16ENTRY_KIND_SAFE_SEARCH\x10\x032\xa2\x06\n" +
 	"\vUserService\x12U\n" +
 	"\n" +
 	"CreateUser\x12\".sluice.admin.v1.CreateUserRequest\x1a#.sluice.admin.v1.CreateUserResponse\x12L\n" +
@@ -4162,7 +4855,14 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"\vCreateToken\x12#.sluice.admin.v1.CreateTokenRequest\x1a$.sluice.admin.v1.CreateTokenResponse\x12U\n" +
 	"\n" +
 	"ListTokens\x12\".sluice.admin.v1.ListTokensRequest\x1a#.sluice.admin.v1.ListTokensResponse\x12X\n" +
-	"\vRevokeToken\x12#.sluice.admin.v1.RevokeTokenRequest\x1a$.sluice.admin.v1.RevokeTokenResponseB5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
+	"\vRevokeToken\x12#.sluice.admin.v1.RevokeTokenRequest\x1a$.sluice.admin.v1.RevokeTokenResponse2\xbf\x03\n" +
+	"\x10CatalogueService\x12X\n" +
+	"\vListEntries\x12#.sluice.admin.v1.ListEntriesRequest\x1a$.sluice.admin.v1.ListEntriesResponse\x12O\n" +
+	"\bGetEntry\x12 .sluice.admin.v1.GetEntryRequest\x1a!.sluice.admin.v1.GetEntryResponse\x12O\n" +
+	"\bSetEntry\x12 .sluice.admin.v1.SetEntryRequest\x1a!.sluice.admin.v1.SetEntryResponse\x12X\n" +
+	"\vDeleteEntry\x12#.sluice.admin.v1.DeleteEntryRequest\x1a$.sluice.admin.v1.DeleteEntryResponse\x12U\n" +
+	"\n" +
+	"ResetEntry\x12\".sluice.admin.v1.ResetEntryRequest\x1a#.sluice.admin.v1.ResetEntryResponseB5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_admin_v1_service_proto_rawDescOnce sync.Once
@@ -4176,176 +4876,208 @@ func file_admin_v1_service_proto_rawDescGZIP() []byte {
 	return file_admin_v1_service_proto_rawDescData
 }
 
-var file_admin_v1_service_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_admin_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_admin_v1_service_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_admin_v1_service_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_admin_v1_service_proto_goTypes = []any{
 	(Operation)(0),                // 0: sluice.admin.v1.Operation
-	(*CreateUserRequest)(nil),     // 1: sluice.admin.v1.CreateUserRequest
-	(*CreateUserResponse)(nil),    // 2: sluice.admin.v1.CreateUserResponse
-	(*GetUserRequest)(nil),        // 3: sluice.admin.v1.GetUserRequest
-	(*GetUserResponse)(nil),       // 4: sluice.admin.v1.GetUserResponse
-	(*DeleteUserRequest)(nil),     // 5: sluice.admin.v1.DeleteUserRequest
-	(*DeleteUserResponse)(nil),    // 6: sluice.admin.v1.DeleteUserResponse
-	(*ListUsersRequest)(nil),      // 7: sluice.admin.v1.ListUsersRequest
-	(*ListUsersResponse)(nil),     // 8: sluice.admin.v1.ListUsersResponse
-	(*CreateDeviceRequest)(nil),   // 9: sluice.admin.v1.CreateDeviceRequest
-	(*CreateDeviceResponse)(nil),  // 10: sluice.admin.v1.CreateDeviceResponse
-	(*GetDeviceRequest)(nil),      // 11: sluice.admin.v1.GetDeviceRequest
-	(*GetDeviceResponse)(nil),     // 12: sluice.admin.v1.GetDeviceResponse
-	(*UpdateDeviceRequest)(nil),   // 13: sluice.admin.v1.UpdateDeviceRequest
-	(*AddressList)(nil),           // 14: sluice.admin.v1.AddressList
-	(*UpdateDeviceResponse)(nil),  // 15: sluice.admin.v1.UpdateDeviceResponse
-	(*DeleteDeviceRequest)(nil),   // 16: sluice.admin.v1.DeleteDeviceRequest
-	(*DeleteDeviceResponse)(nil),  // 17: sluice.admin.v1.DeleteDeviceResponse
-	(*ListDevicesRequest)(nil),    // 18: sluice.admin.v1.ListDevicesRequest
-	(*ListDevicesResponse)(nil),   // 19: sluice.admin.v1.ListDevicesResponse
-	(*CreatePolicyRequest)(nil),   // 20: sluice.admin.v1.CreatePolicyRequest
-	(*CreatePolicyResponse)(nil),  // 21: sluice.admin.v1.CreatePolicyResponse
-	(*GetPolicyRequest)(nil),      // 22: sluice.admin.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),     // 23: sluice.admin.v1.GetPolicyResponse
-	(*DeletePolicyRequest)(nil),   // 24: sluice.admin.v1.DeletePolicyRequest
-	(*DeletePolicyResponse)(nil),  // 25: sluice.admin.v1.DeletePolicyResponse
-	(*ListPoliciesRequest)(nil),   // 26: sluice.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),  // 27: sluice.admin.v1.ListPoliciesResponse
-	(*SetSettingsRequest)(nil),    // 28: sluice.admin.v1.SetSettingsRequest
-	(*Assignment)(nil),            // 29: sluice.admin.v1.Assignment
-	(*SetSettingsResponse)(nil),   // 30: sluice.admin.v1.SetSettingsResponse
-	(*GetRulesRequest)(nil),       // 31: sluice.admin.v1.GetRulesRequest
-	(*GetRulesResponse)(nil),      // 32: sluice.admin.v1.GetRulesResponse
-	(*SetRulesRequest)(nil),       // 33: sluice.admin.v1.SetRulesRequest
-	(*SetRulesResponse)(nil),      // 34: sluice.admin.v1.SetRulesResponse
-	(*AddListRequest)(nil),        // 35: sluice.admin.v1.AddListRequest
-	(*AddListResponse)(nil),       // 36: sluice.admin.v1.AddListResponse
-	(*GetListRequest)(nil),        // 37: sluice.admin.v1.GetListRequest
-	(*GetListResponse)(nil),       // 38: sluice.admin.v1.GetListResponse
-	(*ListListsRequest)(nil),      // 39: sluice.admin.v1.ListListsRequest
-	(*ListListsResponse)(nil),     // 40: sluice.admin.v1.ListListsResponse
-	(*DeleteListRequest)(nil),     // 41: sluice.admin.v1.DeleteListRequest
-	(*DeleteListResponse)(nil),    // 42: sluice.admin.v1.DeleteListResponse
-	(*RefreshListRequest)(nil),    // 43: sluice.admin.v1.RefreshListRequest
-	(*RefreshListResponse)(nil),   // 44: sluice.admin.v1.RefreshListResponse
-	(*AcceptListRequest)(nil),     // 45: sluice.admin.v1.AcceptListRequest
-	(*AcceptListResponse)(nil),    // 46: sluice.admin.v1.AcceptListResponse
-	(*PutBlobRequest)(nil),        // 47: sluice.admin.v1.PutBlobRequest
-	(*PutBlobResponse)(nil),       // 48: sluice.admin.v1.PutBlobResponse
-	(*BackupRequest)(nil),         // 49: sluice.admin.v1.BackupRequest
-	(*BackupResponse)(nil),        // 50: sluice.admin.v1.BackupResponse
-	(*ImportRequest)(nil),         // 51: sluice.admin.v1.ImportRequest
-	(*ImportResponse)(nil),        // 52: sluice.admin.v1.ImportResponse
-	(*ExportRequest)(nil),         // 53: sluice.admin.v1.ExportRequest
-	(*ExportResponse)(nil),        // 54: sluice.admin.v1.ExportResponse
-	(*ServiceStatusRequest)(nil),  // 55: sluice.admin.v1.ServiceStatusRequest
-	(*ServiceStatusResponse)(nil), // 56: sluice.admin.v1.ServiceStatusResponse
-	(*AcceptShrinkRequest)(nil),   // 57: sluice.admin.v1.AcceptShrinkRequest
-	(*AcceptShrinkResponse)(nil),  // 58: sluice.admin.v1.AcceptShrinkResponse
-	(*CreateTokenRequest)(nil),    // 59: sluice.admin.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 60: sluice.admin.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 61: sluice.admin.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 62: sluice.admin.v1.ListTokensResponse
-	(*TokenInfo)(nil),             // 63: sluice.admin.v1.TokenInfo
-	(*RevokeTokenRequest)(nil),    // 64: sluice.admin.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 65: sluice.admin.v1.RevokeTokenResponse
-	(*AddListRequest_Header)(nil), // 66: sluice.admin.v1.AddListRequest.Header
-	(*User)(nil),                  // 67: sluice.admin.v1.User
-	(*v1.Device)(nil),             // 68: sluice.user.v1.Device
-	(*Device)(nil),                // 69: sluice.admin.v1.Device
-	(*Policy)(nil),                // 70: sluice.admin.v1.Policy
-	(*Complaint)(nil),             // 71: sluice.admin.v1.Complaint
-	(*List)(nil),                  // 72: sluice.admin.v1.List
-	(*DatasetStatus)(nil),         // 73: sluice.admin.v1.DatasetStatus
+	(EntryKind)(0),                // 1: sluice.admin.v1.EntryKind
+	(*CreateUserRequest)(nil),     // 2: sluice.admin.v1.CreateUserRequest
+	(*CreateUserResponse)(nil),    // 3: sluice.admin.v1.CreateUserResponse
+	(*GetUserRequest)(nil),        // 4: sluice.admin.v1.GetUserRequest
+	(*GetUserResponse)(nil),       // 5: sluice.admin.v1.GetUserResponse
+	(*DeleteUserRequest)(nil),     // 6: sluice.admin.v1.DeleteUserRequest
+	(*DeleteUserResponse)(nil),    // 7: sluice.admin.v1.DeleteUserResponse
+	(*ListUsersRequest)(nil),      // 8: sluice.admin.v1.ListUsersRequest
+	(*ListUsersResponse)(nil),     // 9: sluice.admin.v1.ListUsersResponse
+	(*CreateDeviceRequest)(nil),   // 10: sluice.admin.v1.CreateDeviceRequest
+	(*CreateDeviceResponse)(nil),  // 11: sluice.admin.v1.CreateDeviceResponse
+	(*GetDeviceRequest)(nil),      // 12: sluice.admin.v1.GetDeviceRequest
+	(*GetDeviceResponse)(nil),     // 13: sluice.admin.v1.GetDeviceResponse
+	(*UpdateDeviceRequest)(nil),   // 14: sluice.admin.v1.UpdateDeviceRequest
+	(*AddressList)(nil),           // 15: sluice.admin.v1.AddressList
+	(*UpdateDeviceResponse)(nil),  // 16: sluice.admin.v1.UpdateDeviceResponse
+	(*DeleteDeviceRequest)(nil),   // 17: sluice.admin.v1.DeleteDeviceRequest
+	(*DeleteDeviceResponse)(nil),  // 18: sluice.admin.v1.DeleteDeviceResponse
+	(*ListDevicesRequest)(nil),    // 19: sluice.admin.v1.ListDevicesRequest
+	(*ListDevicesResponse)(nil),   // 20: sluice.admin.v1.ListDevicesResponse
+	(*CreatePolicyRequest)(nil),   // 21: sluice.admin.v1.CreatePolicyRequest
+	(*CreatePolicyResponse)(nil),  // 22: sluice.admin.v1.CreatePolicyResponse
+	(*GetPolicyRequest)(nil),      // 23: sluice.admin.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),     // 24: sluice.admin.v1.GetPolicyResponse
+	(*DeletePolicyRequest)(nil),   // 25: sluice.admin.v1.DeletePolicyRequest
+	(*DeletePolicyResponse)(nil),  // 26: sluice.admin.v1.DeletePolicyResponse
+	(*ListPoliciesRequest)(nil),   // 27: sluice.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),  // 28: sluice.admin.v1.ListPoliciesResponse
+	(*SetSettingsRequest)(nil),    // 29: sluice.admin.v1.SetSettingsRequest
+	(*Assignment)(nil),            // 30: sluice.admin.v1.Assignment
+	(*SetSettingsResponse)(nil),   // 31: sluice.admin.v1.SetSettingsResponse
+	(*GetRulesRequest)(nil),       // 32: sluice.admin.v1.GetRulesRequest
+	(*GetRulesResponse)(nil),      // 33: sluice.admin.v1.GetRulesResponse
+	(*SetRulesRequest)(nil),       // 34: sluice.admin.v1.SetRulesRequest
+	(*SetRulesResponse)(nil),      // 35: sluice.admin.v1.SetRulesResponse
+	(*AddListRequest)(nil),        // 36: sluice.admin.v1.AddListRequest
+	(*AddListResponse)(nil),       // 37: sluice.admin.v1.AddListResponse
+	(*GetListRequest)(nil),        // 38: sluice.admin.v1.GetListRequest
+	(*GetListResponse)(nil),       // 39: sluice.admin.v1.GetListResponse
+	(*ListListsRequest)(nil),      // 40: sluice.admin.v1.ListListsRequest
+	(*ListListsResponse)(nil),     // 41: sluice.admin.v1.ListListsResponse
+	(*DeleteListRequest)(nil),     // 42: sluice.admin.v1.DeleteListRequest
+	(*DeleteListResponse)(nil),    // 43: sluice.admin.v1.DeleteListResponse
+	(*RefreshListRequest)(nil),    // 44: sluice.admin.v1.RefreshListRequest
+	(*RefreshListResponse)(nil),   // 45: sluice.admin.v1.RefreshListResponse
+	(*AcceptListRequest)(nil),     // 46: sluice.admin.v1.AcceptListRequest
+	(*AcceptListResponse)(nil),    // 47: sluice.admin.v1.AcceptListResponse
+	(*PutBlobRequest)(nil),        // 48: sluice.admin.v1.PutBlobRequest
+	(*PutBlobResponse)(nil),       // 49: sluice.admin.v1.PutBlobResponse
+	(*BackupRequest)(nil),         // 50: sluice.admin.v1.BackupRequest
+	(*BackupResponse)(nil),        // 51: sluice.admin.v1.BackupResponse
+	(*ImportRequest)(nil),         // 52: sluice.admin.v1.ImportRequest
+	(*ImportResponse)(nil),        // 53: sluice.admin.v1.ImportResponse
+	(*ExportRequest)(nil),         // 54: sluice.admin.v1.ExportRequest
+	(*ExportResponse)(nil),        // 55: sluice.admin.v1.ExportResponse
+	(*ServiceStatusRequest)(nil),  // 56: sluice.admin.v1.ServiceStatusRequest
+	(*ServiceStatusResponse)(nil), // 57: sluice.admin.v1.ServiceStatusResponse
+	(*AcceptShrinkRequest)(nil),   // 58: sluice.admin.v1.AcceptShrinkRequest
+	(*AcceptShrinkResponse)(nil),  // 59: sluice.admin.v1.AcceptShrinkResponse
+	(*CreateTokenRequest)(nil),    // 60: sluice.admin.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 61: sluice.admin.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),     // 62: sluice.admin.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 63: sluice.admin.v1.ListTokensResponse
+	(*TokenInfo)(nil),             // 64: sluice.admin.v1.TokenInfo
+	(*RevokeTokenRequest)(nil),    // 65: sluice.admin.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 66: sluice.admin.v1.RevokeTokenResponse
+	(*ListEntriesRequest)(nil),    // 67: sluice.admin.v1.ListEntriesRequest
+	(*ListEntriesResponse)(nil),   // 68: sluice.admin.v1.ListEntriesResponse
+	(*GetEntryRequest)(nil),       // 69: sluice.admin.v1.GetEntryRequest
+	(*GetEntryResponse)(nil),      // 70: sluice.admin.v1.GetEntryResponse
+	(*SetEntryRequest)(nil),       // 71: sluice.admin.v1.SetEntryRequest
+	(*SetEntryResponse)(nil),      // 72: sluice.admin.v1.SetEntryResponse
+	(*DeleteEntryRequest)(nil),    // 73: sluice.admin.v1.DeleteEntryRequest
+	(*DeleteEntryResponse)(nil),   // 74: sluice.admin.v1.DeleteEntryResponse
+	(*ResetEntryRequest)(nil),     // 75: sluice.admin.v1.ResetEntryRequest
+	(*ResetEntryResponse)(nil),    // 76: sluice.admin.v1.ResetEntryResponse
+	(*AddListRequest_Header)(nil), // 77: sluice.admin.v1.AddListRequest.Header
+	(*User)(nil),                  // 78: sluice.admin.v1.User
+	(*v1.Device)(nil),             // 79: sluice.user.v1.Device
+	(*Device)(nil),                // 80: sluice.admin.v1.Device
+	(*Policy)(nil),                // 81: sluice.admin.v1.Policy
+	(*Complaint)(nil),             // 82: sluice.admin.v1.Complaint
+	(*List)(nil),                  // 83: sluice.admin.v1.List
+	(*DatasetStatus)(nil),         // 84: sluice.admin.v1.DatasetStatus
+	(*CatalogueEntry)(nil),        // 85: sluice.admin.v1.CatalogueEntry
 }
 var file_admin_v1_service_proto_depIdxs = []int32{
-	67, // 0: sluice.admin.v1.GetUserResponse.user:type_name -> sluice.admin.v1.User
-	67, // 1: sluice.admin.v1.ListUsersResponse.users:type_name -> sluice.admin.v1.User
-	68, // 2: sluice.admin.v1.CreateDeviceRequest.device:type_name -> sluice.user.v1.Device
-	69, // 3: sluice.admin.v1.GetDeviceResponse.device:type_name -> sluice.admin.v1.Device
-	14, // 4: sluice.admin.v1.UpdateDeviceRequest.links:type_name -> sluice.admin.v1.AddressList
-	14, // 5: sluice.admin.v1.UpdateDeviceRequest.dedicated:type_name -> sluice.admin.v1.AddressList
-	14, // 6: sluice.admin.v1.UpdateDeviceRequest.edns_ids:type_name -> sluice.admin.v1.AddressList
-	14, // 7: sluice.admin.v1.UpdateDeviceRequest.tags:type_name -> sluice.admin.v1.AddressList
-	69, // 8: sluice.admin.v1.ListDevicesResponse.devices:type_name -> sluice.admin.v1.Device
-	70, // 9: sluice.admin.v1.GetPolicyResponse.policy:type_name -> sluice.admin.v1.Policy
-	70, // 10: sluice.admin.v1.ListPoliciesResponse.policies:type_name -> sluice.admin.v1.Policy
-	29, // 11: sluice.admin.v1.SetSettingsRequest.assignments:type_name -> sluice.admin.v1.Assignment
+	78, // 0: sluice.admin.v1.GetUserResponse.user:type_name -> sluice.admin.v1.User
+	78, // 1: sluice.admin.v1.ListUsersResponse.users:type_name -> sluice.admin.v1.User
+	79, // 2: sluice.admin.v1.CreateDeviceRequest.device:type_name -> sluice.user.v1.Device
+	80, // 3: sluice.admin.v1.GetDeviceResponse.device:type_name -> sluice.admin.v1.Device
+	15, // 4: sluice.admin.v1.UpdateDeviceRequest.links:type_name -> sluice.admin.v1.AddressList
+	15, // 5: sluice.admin.v1.UpdateDeviceRequest.dedicated:type_name -> sluice.admin.v1.AddressList
+	15, // 6: sluice.admin.v1.UpdateDeviceRequest.edns_ids:type_name -> sluice.admin.v1.AddressList
+	15, // 7: sluice.admin.v1.UpdateDeviceRequest.tags:type_name -> sluice.admin.v1.AddressList
+	80, // 8: sluice.admin.v1.ListDevicesResponse.devices:type_name -> sluice.admin.v1.Device
+	81, // 9: sluice.admin.v1.GetPolicyResponse.policy:type_name -> sluice.admin.v1.Policy
+	81, // 10: sluice.admin.v1.ListPoliciesResponse.policies:type_name -> sluice.admin.v1.Policy
+	30, // 11: sluice.admin.v1.SetSettingsRequest.assignments:type_name -> sluice.admin.v1.Assignment
 	0,  // 12: sluice.admin.v1.Assignment.operation:type_name -> sluice.admin.v1.Operation
-	71, // 13: sluice.admin.v1.SetRulesResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	66, // 14: sluice.admin.v1.AddListRequest.header:type_name -> sluice.admin.v1.AddListRequest.Header
-	72, // 15: sluice.admin.v1.AddListResponse.list:type_name -> sluice.admin.v1.List
-	71, // 16: sluice.admin.v1.AddListResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	72, // 17: sluice.admin.v1.GetListResponse.list:type_name -> sluice.admin.v1.List
-	72, // 18: sluice.admin.v1.ListListsResponse.lists:type_name -> sluice.admin.v1.List
-	72, // 19: sluice.admin.v1.RefreshListResponse.list:type_name -> sluice.admin.v1.List
-	72, // 20: sluice.admin.v1.AcceptListResponse.list:type_name -> sluice.admin.v1.List
-	71, // 21: sluice.admin.v1.PutBlobResponse.complaints:type_name -> sluice.admin.v1.Complaint
-	73, // 22: sluice.admin.v1.ServiceStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
-	63, // 23: sluice.admin.v1.ListTokensResponse.tokens:type_name -> sluice.admin.v1.TokenInfo
-	1,  // 24: sluice.admin.v1.UserService.CreateUser:input_type -> sluice.admin.v1.CreateUserRequest
-	3,  // 25: sluice.admin.v1.UserService.GetUser:input_type -> sluice.admin.v1.GetUserRequest
-	5,  // 26: sluice.admin.v1.UserService.DeleteUser:input_type -> sluice.admin.v1.DeleteUserRequest
-	7,  // 27: sluice.admin.v1.UserService.ListUsers:input_type -> sluice.admin.v1.ListUsersRequest
-	9,  // 28: sluice.admin.v1.UserService.CreateDevice:input_type -> sluice.admin.v1.CreateDeviceRequest
-	11, // 29: sluice.admin.v1.UserService.GetDevice:input_type -> sluice.admin.v1.GetDeviceRequest
-	13, // 30: sluice.admin.v1.UserService.UpdateDevice:input_type -> sluice.admin.v1.UpdateDeviceRequest
-	16, // 31: sluice.admin.v1.UserService.DeleteDevice:input_type -> sluice.admin.v1.DeleteDeviceRequest
-	18, // 32: sluice.admin.v1.UserService.ListDevices:input_type -> sluice.admin.v1.ListDevicesRequest
-	20, // 33: sluice.admin.v1.PolicyService.CreatePolicy:input_type -> sluice.admin.v1.CreatePolicyRequest
-	22, // 34: sluice.admin.v1.PolicyService.GetPolicy:input_type -> sluice.admin.v1.GetPolicyRequest
-	24, // 35: sluice.admin.v1.PolicyService.DeletePolicy:input_type -> sluice.admin.v1.DeletePolicyRequest
-	26, // 36: sluice.admin.v1.PolicyService.ListPolicies:input_type -> sluice.admin.v1.ListPoliciesRequest
-	28, // 37: sluice.admin.v1.PolicyService.SetSettings:input_type -> sluice.admin.v1.SetSettingsRequest
-	31, // 38: sluice.admin.v1.PolicyService.GetRules:input_type -> sluice.admin.v1.GetRulesRequest
-	33, // 39: sluice.admin.v1.PolicyService.SetRules:input_type -> sluice.admin.v1.SetRulesRequest
-	35, // 40: sluice.admin.v1.ListService.AddList:input_type -> sluice.admin.v1.AddListRequest
-	37, // 41: sluice.admin.v1.ListService.GetList:input_type -> sluice.admin.v1.GetListRequest
-	39, // 42: sluice.admin.v1.ListService.ListLists:input_type -> sluice.admin.v1.ListListsRequest
-	41, // 43: sluice.admin.v1.ListService.DeleteList:input_type -> sluice.admin.v1.DeleteListRequest
-	43, // 44: sluice.admin.v1.ListService.RefreshList:input_type -> sluice.admin.v1.RefreshListRequest
-	45, // 45: sluice.admin.v1.ListService.AcceptList:input_type -> sluice.admin.v1.AcceptListRequest
-	47, // 46: sluice.admin.v1.ListService.PutBlob:input_type -> sluice.admin.v1.PutBlobRequest
-	51, // 47: sluice.admin.v1.DataService.Import:input_type -> sluice.admin.v1.ImportRequest
-	53, // 48: sluice.admin.v1.DataService.Export:input_type -> sluice.admin.v1.ExportRequest
-	55, // 49: sluice.admin.v1.DataService.ServiceStatus:input_type -> sluice.admin.v1.ServiceStatusRequest
-	57, // 50: sluice.admin.v1.DataService.AcceptShrink:input_type -> sluice.admin.v1.AcceptShrinkRequest
-	49, // 51: sluice.admin.v1.DataService.Backup:input_type -> sluice.admin.v1.BackupRequest
-	59, // 52: sluice.admin.v1.TokenService.CreateToken:input_type -> sluice.admin.v1.CreateTokenRequest
-	61, // 53: sluice.admin.v1.TokenService.ListTokens:input_type -> sluice.admin.v1.ListTokensRequest
-	64, // 54: sluice.admin.v1.TokenService.RevokeToken:input_type -> sluice.admin.v1.RevokeTokenRequest
-	2,  // 55: sluice.admin.v1.UserService.CreateUser:output_type -> sluice.admin.v1.CreateUserResponse
-	4,  // 56: sluice.admin.v1.UserService.GetUser:output_type -> sluice.admin.v1.GetUserResponse
-	6,  // 57: sluice.admin.v1.UserService.DeleteUser:output_type -> sluice.admin.v1.DeleteUserResponse
-	8,  // 58: sluice.admin.v1.UserService.ListUsers:output_type -> sluice.admin.v1.ListUsersResponse
-	10, // 59: sluice.admin.v1.UserService.CreateDevice:output_type -> sluice.admin.v1.CreateDeviceResponse
-	12, // 60: sluice.admin.v1.UserService.GetDevice:output_type -> sluice.admin.v1.GetDeviceResponse
-	15, // 61: sluice.admin.v1.UserService.UpdateDevice:output_type -> sluice.admin.v1.UpdateDeviceResponse
-	17, // 62: sluice.admin.v1.UserService.DeleteDevice:output_type -> sluice.admin.v1.DeleteDeviceResponse
-	19, // 63: sluice.admin.v1.UserService.ListDevices:output_type -> sluice.admin.v1.ListDevicesResponse
-	21, // 64: sluice.admin.v1.PolicyService.CreatePolicy:output_type -> sluice.admin.v1.CreatePolicyResponse
-	23, // 65: sluice.admin.v1.PolicyService.GetPolicy:output_type -> sluice.admin.v1.GetPolicyResponse
-	25, // 66: sluice.admin.v1.PolicyService.DeletePolicy:output_type -> sluice.admin.v1.DeletePolicyResponse
-	27, // 67: sluice.admin.v1.PolicyService.ListPolicies:output_type -> sluice.admin.v1.ListPoliciesResponse
-	30, // 68: sluice.admin.v1.PolicyService.SetSettings:output_type -> sluice.admin.v1.SetSettingsResponse
-	32, // 69: sluice.admin.v1.PolicyService.GetRules:output_type -> sluice.admin.v1.GetRulesResponse
-	34, // 70: sluice.admin.v1.PolicyService.SetRules:output_type -> sluice.admin.v1.SetRulesResponse
-	36, // 71: sluice.admin.v1.ListService.AddList:output_type -> sluice.admin.v1.AddListResponse
-	38, // 72: sluice.admin.v1.ListService.GetList:output_type -> sluice.admin.v1.GetListResponse
-	40, // 73: sluice.admin.v1.ListService.ListLists:output_type -> sluice.admin.v1.ListListsResponse
-	42, // 74: sluice.admin.v1.ListService.DeleteList:output_type -> sluice.admin.v1.DeleteListResponse
-	44, // 75: sluice.admin.v1.ListService.RefreshList:output_type -> sluice.admin.v1.RefreshListResponse
-	46, // 76: sluice.admin.v1.ListService.AcceptList:output_type -> sluice.admin.v1.AcceptListResponse
-	48, // 77: sluice.admin.v1.ListService.PutBlob:output_type -> sluice.admin.v1.PutBlobResponse
-	52, // 78: sluice.admin.v1.DataService.Import:output_type -> sluice.admin.v1.ImportResponse
-	54, // 79: sluice.admin.v1.DataService.Export:output_type -> sluice.admin.v1.ExportResponse
-	56, // 80: sluice.admin.v1.DataService.ServiceStatus:output_type -> sluice.admin.v1.ServiceStatusResponse
-	58, // 81: sluice.admin.v1.DataService.AcceptShrink:output_type -> sluice.admin.v1.AcceptShrinkResponse
-	50, // 82: sluice.admin.v1.DataService.Backup:output_type -> sluice.admin.v1.BackupResponse
-	60, // 83: sluice.admin.v1.TokenService.CreateToken:output_type -> sluice.admin.v1.CreateTokenResponse
-	62, // 84: sluice.admin.v1.TokenService.ListTokens:output_type -> sluice.admin.v1.ListTokensResponse
-	65, // 85: sluice.admin.v1.TokenService.RevokeToken:output_type -> sluice.admin.v1.RevokeTokenResponse
-	55, // [55:86] is the sub-list for method output_type
-	24, // [24:55] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	82, // 13: sluice.admin.v1.SetRulesResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	77, // 14: sluice.admin.v1.AddListRequest.header:type_name -> sluice.admin.v1.AddListRequest.Header
+	83, // 15: sluice.admin.v1.AddListResponse.list:type_name -> sluice.admin.v1.List
+	82, // 16: sluice.admin.v1.AddListResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	83, // 17: sluice.admin.v1.GetListResponse.list:type_name -> sluice.admin.v1.List
+	83, // 18: sluice.admin.v1.ListListsResponse.lists:type_name -> sluice.admin.v1.List
+	83, // 19: sluice.admin.v1.RefreshListResponse.list:type_name -> sluice.admin.v1.List
+	83, // 20: sluice.admin.v1.AcceptListResponse.list:type_name -> sluice.admin.v1.List
+	82, // 21: sluice.admin.v1.PutBlobResponse.complaints:type_name -> sluice.admin.v1.Complaint
+	84, // 22: sluice.admin.v1.ServiceStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
+	64, // 23: sluice.admin.v1.ListTokensResponse.tokens:type_name -> sluice.admin.v1.TokenInfo
+	1,  // 24: sluice.admin.v1.ListEntriesRequest.kind:type_name -> sluice.admin.v1.EntryKind
+	85, // 25: sluice.admin.v1.ListEntriesResponse.entries:type_name -> sluice.admin.v1.CatalogueEntry
+	1,  // 26: sluice.admin.v1.GetEntryRequest.kind:type_name -> sluice.admin.v1.EntryKind
+	85, // 27: sluice.admin.v1.GetEntryResponse.entry:type_name -> sluice.admin.v1.CatalogueEntry
+	1,  // 28: sluice.admin.v1.SetEntryRequest.kind:type_name -> sluice.admin.v1.EntryKind
+	30, // 29: sluice.admin.v1.SetEntryRequest.assignments:type_name -> sluice.admin.v1.Assignment
+	85, // 30: sluice.admin.v1.SetEntryResponse.entry:type_name -> sluice.admin.v1.CatalogueEntry
+	1,  // 31: sluice.admin.v1.DeleteEntryRequest.kind:type_name -> sluice.admin.v1.EntryKind
+	1,  // 32: sluice.admin.v1.ResetEntryRequest.kind:type_name -> sluice.admin.v1.EntryKind
+	85, // 33: sluice.admin.v1.ResetEntryResponse.entry:type_name -> sluice.admin.v1.CatalogueEntry
+	2,  // 34: sluice.admin.v1.UserService.CreateUser:input_type -> sluice.admin.v1.CreateUserRequest
+	4,  // 35: sluice.admin.v1.UserService.GetUser:input_type -> sluice.admin.v1.GetUserRequest
+	6,  // 36: sluice.admin.v1.UserService.DeleteUser:input_type -> sluice.admin.v1.DeleteUserRequest
+	8,  // 37: sluice.admin.v1.UserService.ListUsers:input_type -> sluice.admin.v1.ListUsersRequest
+	10, // 38: sluice.admin.v1.UserService.CreateDevice:input_type -> sluice.admin.v1.CreateDeviceRequest
+	12, // 39: sluice.admin.v1.UserService.GetDevice:input_type -> sluice.admin.v1.GetDeviceRequest
+	14, // 40: sluice.admin.v1.UserService.UpdateDevice:input_type -> sluice.admin.v1.UpdateDeviceRequest
+	17, // 41: sluice.admin.v1.UserService.DeleteDevice:input_type -> sluice.admin.v1.DeleteDeviceRequest
+	19, // 42: sluice.admin.v1.UserService.ListDevices:input_type -> sluice.admin.v1.ListDevicesRequest
+	21, // 43: sluice.admin.v1.PolicyService.CreatePolicy:input_type -> sluice.admin.v1.CreatePolicyRequest
+	23, // 44: sluice.admin.v1.PolicyService.GetPolicy:input_type -> sluice.admin.v1.GetPolicyRequest
+	25, // 45: sluice.admin.v1.PolicyService.DeletePolicy:input_type -> sluice.admin.v1.DeletePolicyRequest
+	27, // 46: sluice.admin.v1.PolicyService.ListPolicies:input_type -> sluice.admin.v1.ListPoliciesRequest
+	29, // 47: sluice.admin.v1.PolicyService.SetSettings:input_type -> sluice.admin.v1.SetSettingsRequest
+	32, // 48: sluice.admin.v1.PolicyService.GetRules:input_type -> sluice.admin.v1.GetRulesRequest
+	34, // 49: sluice.admin.v1.PolicyService.SetRules:input_type -> sluice.admin.v1.SetRulesRequest
+	36, // 50: sluice.admin.v1.ListService.AddList:input_type -> sluice.admin.v1.AddListRequest
+	38, // 51: sluice.admin.v1.ListService.GetList:input_type -> sluice.admin.v1.GetListRequest
+	40, // 52: sluice.admin.v1.ListService.ListLists:input_type -> sluice.admin.v1.ListListsRequest
+	42, // 53: sluice.admin.v1.ListService.DeleteList:input_type -> sluice.admin.v1.DeleteListRequest
+	44, // 54: sluice.admin.v1.ListService.RefreshList:input_type -> sluice.admin.v1.RefreshListRequest
+	46, // 55: sluice.admin.v1.ListService.AcceptList:input_type -> sluice.admin.v1.AcceptListRequest
+	48, // 56: sluice.admin.v1.ListService.PutBlob:input_type -> sluice.admin.v1.PutBlobRequest
+	52, // 57: sluice.admin.v1.DataService.Import:input_type -> sluice.admin.v1.ImportRequest
+	54, // 58: sluice.admin.v1.DataService.Export:input_type -> sluice.admin.v1.ExportRequest
+	56, // 59: sluice.admin.v1.DataService.ServiceStatus:input_type -> sluice.admin.v1.ServiceStatusRequest
+	58, // 60: sluice.admin.v1.DataService.AcceptShrink:input_type -> sluice.admin.v1.AcceptShrinkRequest
+	50, // 61: sluice.admin.v1.DataService.Backup:input_type -> sluice.admin.v1.BackupRequest
+	60, // 62: sluice.admin.v1.TokenService.CreateToken:input_type -> sluice.admin.v1.CreateTokenRequest
+	62, // 63: sluice.admin.v1.TokenService.ListTokens:input_type -> sluice.admin.v1.ListTokensRequest
+	65, // 64: sluice.admin.v1.TokenService.RevokeToken:input_type -> sluice.admin.v1.RevokeTokenRequest
+	67, // 65: sluice.admin.v1.CatalogueService.ListEntries:input_type -> sluice.admin.v1.ListEntriesRequest
+	69, // 66: sluice.admin.v1.CatalogueService.GetEntry:input_type -> sluice.admin.v1.GetEntryRequest
+	71, // 67: sluice.admin.v1.CatalogueService.SetEntry:input_type -> sluice.admin.v1.SetEntryRequest
+	73, // 68: sluice.admin.v1.CatalogueService.DeleteEntry:input_type -> sluice.admin.v1.DeleteEntryRequest
+	75, // 69: sluice.admin.v1.CatalogueService.ResetEntry:input_type -> sluice.admin.v1.ResetEntryRequest
+	3,  // 70: sluice.admin.v1.UserService.CreateUser:output_type -> sluice.admin.v1.CreateUserResponse
+	5,  // 71: sluice.admin.v1.UserService.GetUser:output_type -> sluice.admin.v1.GetUserResponse
+	7,  // 72: sluice.admin.v1.UserService.DeleteUser:output_type -> sluice.admin.v1.DeleteUserResponse
+	9,  // 73: sluice.admin.v1.UserService.ListUsers:output_type -> sluice.admin.v1.ListUsersResponse
+	11, // 74: sluice.admin.v1.UserService.CreateDevice:output_type -> sluice.admin.v1.CreateDeviceResponse
+	13, // 75: sluice.admin.v1.UserService.GetDevice:output_type -> sluice.admin.v1.GetDeviceResponse
+	16, // 76: sluice.admin.v1.UserService.UpdateDevice:output_type -> sluice.admin.v1.UpdateDeviceResponse
+	18, // 77: sluice.admin.v1.UserService.DeleteDevice:output_type -> sluice.admin.v1.DeleteDeviceResponse
+	20, // 78: sluice.admin.v1.UserService.ListDevices:output_type -> sluice.admin.v1.ListDevicesResponse
+	22, // 79: sluice.admin.v1.PolicyService.CreatePolicy:output_type -> sluice.admin.v1.CreatePolicyResponse
+	24, // 80: sluice.admin.v1.PolicyService.GetPolicy:output_type -> sluice.admin.v1.GetPolicyResponse
+	26, // 81: sluice.admin.v1.PolicyService.DeletePolicy:output_type -> sluice.admin.v1.DeletePolicyResponse
+	28, // 82: sluice.admin.v1.PolicyService.ListPolicies:output_type -> sluice.admin.v1.ListPoliciesResponse
+	31, // 83: sluice.admin.v1.PolicyService.SetSettings:output_type -> sluice.admin.v1.SetSettingsResponse
+	33, // 84: sluice.admin.v1.PolicyService.GetRules:output_type -> sluice.admin.v1.GetRulesResponse
+	35, // 85: sluice.admin.v1.PolicyService.SetRules:output_type -> sluice.admin.v1.SetRulesResponse
+	37, // 86: sluice.admin.v1.ListService.AddList:output_type -> sluice.admin.v1.AddListResponse
+	39, // 87: sluice.admin.v1.ListService.GetList:output_type -> sluice.admin.v1.GetListResponse
+	41, // 88: sluice.admin.v1.ListService.ListLists:output_type -> sluice.admin.v1.ListListsResponse
+	43, // 89: sluice.admin.v1.ListService.DeleteList:output_type -> sluice.admin.v1.DeleteListResponse
+	45, // 90: sluice.admin.v1.ListService.RefreshList:output_type -> sluice.admin.v1.RefreshListResponse
+	47, // 91: sluice.admin.v1.ListService.AcceptList:output_type -> sluice.admin.v1.AcceptListResponse
+	49, // 92: sluice.admin.v1.ListService.PutBlob:output_type -> sluice.admin.v1.PutBlobResponse
+	53, // 93: sluice.admin.v1.DataService.Import:output_type -> sluice.admin.v1.ImportResponse
+	55, // 94: sluice.admin.v1.DataService.Export:output_type -> sluice.admin.v1.ExportResponse
+	57, // 95: sluice.admin.v1.DataService.ServiceStatus:output_type -> sluice.admin.v1.ServiceStatusResponse
+	59, // 96: sluice.admin.v1.DataService.AcceptShrink:output_type -> sluice.admin.v1.AcceptShrinkResponse
+	51, // 97: sluice.admin.v1.DataService.Backup:output_type -> sluice.admin.v1.BackupResponse
+	61, // 98: sluice.admin.v1.TokenService.CreateToken:output_type -> sluice.admin.v1.CreateTokenResponse
+	63, // 99: sluice.admin.v1.TokenService.ListTokens:output_type -> sluice.admin.v1.ListTokensResponse
+	66, // 100: sluice.admin.v1.TokenService.RevokeToken:output_type -> sluice.admin.v1.RevokeTokenResponse
+	68, // 101: sluice.admin.v1.CatalogueService.ListEntries:output_type -> sluice.admin.v1.ListEntriesResponse
+	70, // 102: sluice.admin.v1.CatalogueService.GetEntry:output_type -> sluice.admin.v1.GetEntryResponse
+	72, // 103: sluice.admin.v1.CatalogueService.SetEntry:output_type -> sluice.admin.v1.SetEntryResponse
+	74, // 104: sluice.admin.v1.CatalogueService.DeleteEntry:output_type -> sluice.admin.v1.DeleteEntryResponse
+	76, // 105: sluice.admin.v1.CatalogueService.ResetEntry:output_type -> sluice.admin.v1.ResetEntryResponse
+	70, // [70:106] is the sub-list for method output_type
+	34, // [34:70] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_admin_v1_service_proto_init() }
@@ -4364,10 +5096,10 @@ func file_admin_v1_service_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_v1_service_proto_rawDesc), len(file_admin_v1_service_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   66,
+			NumEnums:      2,
+			NumMessages:   76,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   6,
 		},
 		GoTypes:           file_admin_v1_service_proto_goTypes,
 		DependencyIndexes: file_admin_v1_service_proto_depIdxs,

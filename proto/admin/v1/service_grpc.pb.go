@@ -812,9 +812,10 @@ const (
 type ListServiceClient interface {
 	// AddList makes a list, or gives an uploaded one new text. It returns when the list is compiled.
 	AddList(ctx context.Context, opts ...grpc.CallOption) (grpc.ClientStreamingClient[AddListRequest, AddListResponse], error)
-	// GetList shows one.
+	// GetList shows one. Here and in RefreshList and AcceptList, the URL of a list that users have among their own
+	// may stand for the id.
 	GetList(ctx context.Context, in *GetListRequest, opts ...grpc.CallOption) (*GetListResponse, error)
-	// ListLists shows all, in order of id.
+	// ListLists shows all of the catalogue, or all that users have among their own, in order of id or URL.
 	ListLists(ctx context.Context, in *ListListsRequest, opts ...grpc.CallOption) (*ListListsResponse, error)
 	// DeleteList removes one that no policy, category, user or device names.
 	DeleteList(ctx context.Context, in *DeleteListRequest, opts ...grpc.CallOption) (*DeleteListResponse, error)
@@ -918,9 +919,10 @@ type ListService_PutBlobClient = grpc.ClientStreamingClient[PutBlobRequest, PutB
 type ListServiceServer interface {
 	// AddList makes a list, or gives an uploaded one new text. It returns when the list is compiled.
 	AddList(grpc.ClientStreamingServer[AddListRequest, AddListResponse]) error
-	// GetList shows one.
+	// GetList shows one. Here and in RefreshList and AcceptList, the URL of a list that users have among their own
+	// may stand for the id.
 	GetList(context.Context, *GetListRequest) (*GetListResponse, error)
-	// ListLists shows all, in order of id.
+	// ListLists shows all of the catalogue, or all that users have among their own, in order of id or URL.
 	ListLists(context.Context, *ListListsRequest) (*ListListsResponse, error)
 	// DeleteList removes one that no policy, category, user or device names.
 	DeleteList(context.Context, *DeleteListRequest) (*DeleteListResponse, error)
@@ -1588,6 +1590,278 @@ var TokenService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RevokeToken",
 			Handler:    _TokenService_RevokeToken_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "admin/v1/service.proto",
+}
+
+const (
+	CatalogueService_ListEntries_FullMethodName = "/sluice.admin.v1.CatalogueService/ListEntries"
+	CatalogueService_GetEntry_FullMethodName    = "/sluice.admin.v1.CatalogueService/GetEntry"
+	CatalogueService_SetEntry_FullMethodName    = "/sluice.admin.v1.CatalogueService/SetEntry"
+	CatalogueService_DeleteEntry_FullMethodName = "/sluice.admin.v1.CatalogueService/DeleteEntry"
+	CatalogueService_ResetEntry_FullMethodName  = "/sluice.admin.v1.CatalogueService/ResetEntry"
+)
+
+// CatalogueServiceClient is the client API for CatalogueService service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// CatalogueService keeps what policies name besides lists: services, categories and engines' safe search. A new
+// dataset has a starting catalogue of them; what an operator changes or removes stays so when a new version of
+// the program brings a new one.
+type CatalogueServiceClient interface {
+	// ListEntries shows all of a kind, in order of id.
+	ListEntries(ctx context.Context, in *ListEntriesRequest, opts ...grpc.CallOption) (*ListEntriesResponse, error)
+	// GetEntry shows one.
+	GetEntry(ctx context.Context, in *GetEntryRequest, opts ...grpc.CallOption) (*GetEntryResponse, error)
+	// SetEntry changes one, or makes it.
+	SetEntry(ctx context.Context, in *SetEntryRequest, opts ...grpc.CallOption) (*SetEntryResponse, error)
+	// DeleteEntry removes one that no policy, user, device or schedule names.
+	DeleteEntry(ctx context.Context, in *DeleteEntryRequest, opts ...grpc.CallOption) (*DeleteEntryResponse, error)
+	// ResetEntry makes one what the starting catalogue has.
+	ResetEntry(ctx context.Context, in *ResetEntryRequest, opts ...grpc.CallOption) (*ResetEntryResponse, error)
+}
+
+type catalogueServiceClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewCatalogueServiceClient(cc grpc.ClientConnInterface) CatalogueServiceClient {
+	return &catalogueServiceClient{cc}
+}
+
+func (c *catalogueServiceClient) ListEntries(ctx context.Context, in *ListEntriesRequest, opts ...grpc.CallOption) (*ListEntriesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListEntriesResponse)
+	err := c.cc.Invoke(ctx, CatalogueService_ListEntries_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogueServiceClient) GetEntry(ctx context.Context, in *GetEntryRequest, opts ...grpc.CallOption) (*GetEntryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetEntryResponse)
+	err := c.cc.Invoke(ctx, CatalogueService_GetEntry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogueServiceClient) SetEntry(ctx context.Context, in *SetEntryRequest, opts ...grpc.CallOption) (*SetEntryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetEntryResponse)
+	err := c.cc.Invoke(ctx, CatalogueService_SetEntry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogueServiceClient) DeleteEntry(ctx context.Context, in *DeleteEntryRequest, opts ...grpc.CallOption) (*DeleteEntryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteEntryResponse)
+	err := c.cc.Invoke(ctx, CatalogueService_DeleteEntry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *catalogueServiceClient) ResetEntry(ctx context.Context, in *ResetEntryRequest, opts ...grpc.CallOption) (*ResetEntryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResetEntryResponse)
+	err := c.cc.Invoke(ctx, CatalogueService_ResetEntry_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// CatalogueServiceServer is the server API for CatalogueService service.
+// All implementations must embed UnimplementedCatalogueServiceServer
+// for forward compatibility.
+//
+// CatalogueService keeps what policies name besides lists: services, categories and engines' safe search. A new
+// dataset has a starting catalogue of them; what an operator changes or removes stays so when a new version of
+// the program brings a new one.
+type CatalogueServiceServer interface {
+	// ListEntries shows all of a kind, in order of id.
+	ListEntries(context.Context, *ListEntriesRequest) (*ListEntriesResponse, error)
+	// GetEntry shows one.
+	GetEntry(context.Context, *GetEntryRequest) (*GetEntryResponse, error)
+	// SetEntry changes one, or makes it.
+	SetEntry(context.Context, *SetEntryRequest) (*SetEntryResponse, error)
+	// DeleteEntry removes one that no policy, user, device or schedule names.
+	DeleteEntry(context.Context, *DeleteEntryRequest) (*DeleteEntryResponse, error)
+	// ResetEntry makes one what the starting catalogue has.
+	ResetEntry(context.Context, *ResetEntryRequest) (*ResetEntryResponse, error)
+	mustEmbedUnimplementedCatalogueServiceServer()
+}
+
+// UnimplementedCatalogueServiceServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedCatalogueServiceServer struct{}
+
+func (UnimplementedCatalogueServiceServer) ListEntries(context.Context, *ListEntriesRequest) (*ListEntriesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListEntries not implemented")
+}
+func (UnimplementedCatalogueServiceServer) GetEntry(context.Context, *GetEntryRequest) (*GetEntryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetEntry not implemented")
+}
+func (UnimplementedCatalogueServiceServer) SetEntry(context.Context, *SetEntryRequest) (*SetEntryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetEntry not implemented")
+}
+func (UnimplementedCatalogueServiceServer) DeleteEntry(context.Context, *DeleteEntryRequest) (*DeleteEntryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteEntry not implemented")
+}
+func (UnimplementedCatalogueServiceServer) ResetEntry(context.Context, *ResetEntryRequest) (*ResetEntryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResetEntry not implemented")
+}
+func (UnimplementedCatalogueServiceServer) mustEmbedUnimplementedCatalogueServiceServer() {}
+func (UnimplementedCatalogueServiceServer) testEmbeddedByValue()                          {}
+
+// UnsafeCatalogueServiceServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to CatalogueServiceServer will
+// result in compilation errors.
+type UnsafeCatalogueServiceServer interface {
+	mustEmbedUnimplementedCatalogueServiceServer()
+}
+
+func RegisterCatalogueServiceServer(s grpc.ServiceRegistrar, srv CatalogueServiceServer) {
+	// If the following call panics, it indicates UnimplementedCatalogueServiceServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&CatalogueService_ServiceDesc, srv)
+}
+
+func _CatalogueService_ListEntries_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListEntriesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogueServiceServer).ListEntries(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogueService_ListEntries_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogueServiceServer).ListEntries(ctx, req.(*ListEntriesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogueService_GetEntry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetEntryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogueServiceServer).GetEntry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogueService_GetEntry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogueServiceServer).GetEntry(ctx, req.(*GetEntryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogueService_SetEntry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetEntryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogueServiceServer).SetEntry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogueService_SetEntry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogueServiceServer).SetEntry(ctx, req.(*SetEntryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogueService_DeleteEntry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteEntryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogueServiceServer).DeleteEntry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogueService_DeleteEntry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogueServiceServer).DeleteEntry(ctx, req.(*DeleteEntryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _CatalogueService_ResetEntry_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResetEntryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(CatalogueServiceServer).ResetEntry(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: CatalogueService_ResetEntry_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(CatalogueServiceServer).ResetEntry(ctx, req.(*ResetEntryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// CatalogueService_ServiceDesc is the grpc.ServiceDesc for CatalogueService service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var CatalogueService_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "sluice.admin.v1.CatalogueService",
+	HandlerType: (*CatalogueServiceServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListEntries",
+			Handler:    _CatalogueService_ListEntries_Handler,
+		},
+		{
+			MethodName: "GetEntry",
+			Handler:    _CatalogueService_GetEntry_Handler,
+		},
+		{
+			MethodName: "SetEntry",
+			Handler:    _CatalogueService_SetEntry_Handler,
+		},
+		{
+			MethodName: "DeleteEntry",
+			Handler:    _CatalogueService_DeleteEntry_Handler,
+		},
+		{
+			MethodName: "ResetEntry",
+			Handler:    _CatalogueService_ResetEntry_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

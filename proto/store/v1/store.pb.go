@@ -880,7 +880,14 @@ type ListSource struct {
 	// SHA-256 of a text that was fetched and refused by the shrink guard; `accept` takes it.
 	HeldSha256 []byte `protobuf:"bytes,9,opt,name=held_sha256,json=heldSha256,proto3" json:"held_sha256,omitempty"`
 	// Rules in that text.
-	HeldRules     uint32 `protobuf:"varint,10,opt,name=held_rules,json=heldRules,proto3" json:"held_rules,omitempty"`
+	HeldRules uint32 `protobuf:"varint,10,opt,name=held_rules,json=heldRules,proto3" json:"held_rules,omitempty"`
+	// SHA-256 of the lines of the text last taken that are neither blank nor comments: a fetched text with
+	// the same is no news.
+	ContentSha256 []byte `protobuf:"bytes,11,opt,name=content_sha256,json=contentSha256,proto3" json:"content_sha256,omitempty"`
+	// Most rules within the shrink guard's window, as far as one number can say.
+	PeakRules uint32 `protobuf:"varint,12,opt,name=peak_rules,json=peakRules,proto3" json:"peak_rules,omitempty"`
+	// When the list last had them. Unix seconds.
+	PeakAt        int64 `protobuf:"varint,13,opt,name=peak_at,json=peakAt,proto3" json:"peak_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -985,6 +992,164 @@ func (x *ListSource) GetHeldRules() uint32 {
 	return 0
 }
 
+func (x *ListSource) GetContentSha256() []byte {
+	if x != nil {
+		return x.ContentSha256
+	}
+	return nil
+}
+
+func (x *ListSource) GetPeakRules() uint32 {
+	if x != nil {
+		return x.PeakRules
+	}
+	return 0
+}
+
+func (x *ListSource) GetPeakAt() int64 {
+	if x != nil {
+		return x.PeakAt
+	}
+	return 0
+}
+
+// OwnSource is a text at a URL that users, devices or policies name among their own lists.
+type OwnSource struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where from, and how fetching went.
+	Source *ListSource `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	// SHA-256 of the text last taken.
+	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	// Length of the text in bytes.
+	Size uint64 `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	// Usable rules in it.
+	Rules uint32 `protobuf:"varint,4,opt,name=rules,proto3" json:"rules,omitempty"`
+	// Lines that are neither rule, comment nor blank.
+	Skipped uint32 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	// When the text was taken. Unix seconds.
+	Updated       int64 `protobuf:"varint,6,opt,name=updated,proto3" json:"updated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnSource) Reset() {
+	*x = OwnSource{}
+	mi := &file_store_v1_store_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnSource) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnSource) ProtoMessage() {}
+
+func (x *OwnSource) ProtoReflect() protoreflect.Message {
+	mi := &file_store_v1_store_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnSource.ProtoReflect.Descriptor instead.
+func (*OwnSource) Descriptor() ([]byte, []int) {
+	return file_store_v1_store_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *OwnSource) GetSource() *ListSource {
+	if x != nil {
+		return x.Source
+	}
+	return nil
+}
+
+func (x *OwnSource) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
+func (x *OwnSource) GetSize() uint64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *OwnSource) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
+}
+
+func (x *OwnSource) GetSkipped() uint32 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+func (x *OwnSource) GetUpdated() int64 {
+	if x != nil {
+		return x.Updated
+	}
+	return 0
+}
+
+// Seeded is what the starting catalogue of some version gave a record.
+type Seeded struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of the record's bytes without its number.
+	Sha256        []byte `protobuf:"bytes,1,opt,name=sha256,proto3" json:"sha256,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Seeded) Reset() {
+	*x = Seeded{}
+	mi := &file_store_v1_store_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Seeded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Seeded) ProtoMessage() {}
+
+func (x *Seeded) ProtoReflect() protoreflect.Message {
+	mi := &file_store_v1_store_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Seeded.ProtoReflect.Descriptor instead.
+func (*Seeded) Descriptor() ([]byte, []int) {
+	return file_store_v1_store_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Seeded) GetSha256() []byte {
+	if x != nil {
+		return x.Sha256
+	}
+	return nil
+}
+
 // ImportState is how far an import has come.
 type ImportState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1000,7 +1165,7 @@ type ImportState struct {
 
 func (x *ImportState) Reset() {
 	*x = ImportState{}
-	mi := &file_store_v1_store_proto_msgTypes[11]
+	mi := &file_store_v1_store_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1177,7 @@ func (x *ImportState) String() string {
 func (*ImportState) ProtoMessage() {}
 
 func (x *ImportState) ProtoReflect() protoreflect.Message {
-	mi := &file_store_v1_store_proto_msgTypes[11]
+	mi := &file_store_v1_store_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1190,7 @@ func (x *ImportState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportState.ProtoReflect.Descriptor instead.
 func (*ImportState) Descriptor() ([]byte, []int) {
-	return file_store_v1_store_proto_rawDescGZIP(), []int{11}
+	return file_store_v1_store_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ImportState) GetNextLine() uint64 {
@@ -1070,7 +1235,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_store_v1_store_proto_msgTypes[12]
+	mi := &file_store_v1_store_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1247,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_store_v1_store_proto_msgTypes[12]
+	mi := &file_store_v1_store_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1260,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_store_v1_store_proto_rawDescGZIP(), []int{12}
+	return file_store_v1_store_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Token) GetRole() string {
@@ -1157,7 +1322,7 @@ type NodeState struct {
 
 func (x *NodeState) Reset() {
 	*x = NodeState{}
-	mi := &file_store_v1_store_proto_msgTypes[13]
+	mi := &file_store_v1_store_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1169,7 +1334,7 @@ func (x *NodeState) String() string {
 func (*NodeState) ProtoMessage() {}
 
 func (x *NodeState) ProtoReflect() protoreflect.Message {
-	mi := &file_store_v1_store_proto_msgTypes[13]
+	mi := &file_store_v1_store_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1182,7 +1347,7 @@ func (x *NodeState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeState.ProtoReflect.Descriptor instead.
 func (*NodeState) Descriptor() ([]byte, []int) {
-	return file_store_v1_store_proto_rawDescGZIP(), []int{13}
+	return file_store_v1_store_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeState) GetLastTicketMs() int64 {
@@ -1280,7 +1445,7 @@ const file_store_v1_store_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x05 \x01(\x04R\n" +
 	"generation\x12\x1a\n" +
-	"\brevision\x18\x06 \x01(\x04R\brevision\"\x93\x02\n" +
+	"\brevision\x18\x06 \x01(\x04R\brevision\"\xf2\x02\n" +
 	"\n" +
 	"ListSource\x12\x10\n" +
 	"\x03url\x18\x01 \x01(\tR\x03url\x12\x18\n" +
@@ -1295,7 +1460,20 @@ const file_store_v1_store_proto_rawDesc = "" +
 	"heldSha256\x12\x1d\n" +
 	"\n" +
 	"held_rules\x18\n" +
-	" \x01(\rR\theldRules\"`\n" +
+	" \x01(\rR\theldRules\x12%\n" +
+	"\x0econtent_sha256\x18\v \x01(\fR\rcontentSha256\x12\x1d\n" +
+	"\n" +
+	"peak_rules\x18\f \x01(\rR\tpeakRules\x12\x17\n" +
+	"\apeak_at\x18\r \x01(\x03R\x06peakAt\"\xb6\x01\n" +
+	"\tOwnSource\x123\n" +
+	"\x06source\x18\x01 \x01(\v2\x1b.sluice.store.v1.ListSourceR\x06source\x12\x16\n" +
+	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x14\n" +
+	"\x05rules\x18\x04 \x01(\rR\x05rules\x12\x18\n" +
+	"\askipped\x18\x05 \x01(\rR\askipped\x12\x18\n" +
+	"\aupdated\x18\x06 \x01(\x03R\aupdated\" \n" +
+	"\x06Seeded\x12\x16\n" +
+	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"`\n" +
 	"\vImportState\x12\x1b\n" +
 	"\tnext_line\x18\x01 \x01(\x04R\bnextLine\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x18\n" +
@@ -1331,7 +1509,7 @@ func file_store_v1_store_proto_rawDescGZIP() []byte {
 }
 
 var file_store_v1_store_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_store_v1_store_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_store_v1_store_proto_goTypes = []any{
 	(OverlayReason)(0),  // 0: sluice.store.v1.OverlayReason
 	(*Record)(nil),      // 1: sluice.store.v1.Record
@@ -1345,24 +1523,27 @@ var file_store_v1_store_proto_goTypes = []any{
 	(*Backoff)(nil),     // 9: sluice.store.v1.Backoff
 	(*Identity)(nil),    // 10: sluice.store.v1.Identity
 	(*ListSource)(nil),  // 11: sluice.store.v1.ListSource
-	(*ImportState)(nil), // 12: sluice.store.v1.ImportState
-	(*Token)(nil),       // 13: sluice.store.v1.Token
-	(*NodeState)(nil),   // 14: sluice.store.v1.NodeState
-	(*v1.Totals)(nil),   // 15: sluice.user.v1.Totals
+	(*OwnSource)(nil),   // 12: sluice.store.v1.OwnSource
+	(*Seeded)(nil),      // 13: sluice.store.v1.Seeded
+	(*ImportState)(nil), // 14: sluice.store.v1.ImportState
+	(*Token)(nil),       // 15: sluice.store.v1.Token
+	(*NodeState)(nil),   // 16: sluice.store.v1.NodeState
+	(*v1.Totals)(nil),   // 17: sluice.user.v1.Totals
 }
 var file_store_v1_store_proto_depIdxs = []int32{
-	15, // 0: sluice.store.v1.Meta.totals:type_name -> sluice.user.v1.Totals
+	17, // 0: sluice.store.v1.Meta.totals:type_name -> sluice.user.v1.Totals
 	4,  // 1: sluice.store.v1.Meta.guard:type_name -> sluice.store.v1.Guard
 	5,  // 2: sluice.store.v1.Guard.hours:type_name -> sluice.store.v1.GuardHour
-	15, // 3: sluice.store.v1.GuardHour.max:type_name -> sluice.user.v1.Totals
+	17, // 3: sluice.store.v1.GuardHour.max:type_name -> sluice.user.v1.Totals
 	0,  // 4: sluice.store.v1.Overlay.reason:type_name -> sluice.store.v1.OverlayReason
 	1,  // 5: sluice.store.v1.Overlay.record:type_name -> sluice.store.v1.Record
 	3,  // 6: sluice.store.v1.Checkpoint.datasets:type_name -> sluice.store.v1.Meta
-	7,  // [7:7] is the sub-list for method output_type
-	7,  // [7:7] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	11, // 7: sluice.store.v1.OwnSource.source:type_name -> sluice.store.v1.ListSource
+	8,  // [8:8] is the sub-list for method output_type
+	8,  // [8:8] is the sub-list for method input_type
+	8,  // [8:8] is the sub-list for extension type_name
+	8,  // [8:8] is the sub-list for extension extendee
+	0,  // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_store_v1_store_proto_init() }
@@ -1376,7 +1557,7 @@ func file_store_v1_store_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_store_v1_store_proto_rawDesc), len(file_store_v1_store_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
