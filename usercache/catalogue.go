@@ -77,6 +77,8 @@ type Category struct {
 	Lists  ListSet
 	// Threat: an exception in a catalogue list does not lift it.
 	Threat bool
+	// Required: somebody else demands of the operator that it be blocked.
+	Required bool
 }
 
 // A SafeSearch is how one engine is held to its safe mode.
@@ -278,7 +280,7 @@ func newCatalogue(revision uint64, records map[string]*catalogueRecord) *Catalog
 		n := int(m.Number)
 		categories.Add(n)
 		c.categoryNumber[id] = n
-		cat := Category{ID: id, Number: n, Name: m.Name, Threat: m.Threat}
+		cat := Category{ID: id, Number: n, Name: m.Name, Threat: m.Threat, Required: m.Required}
 		for _, l := range m.Lists {
 			if number, ok := c.listNumber[l]; ok {
 				cat.Lists.Add(number)
@@ -470,7 +472,7 @@ func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details
 	var schedules set[Schedule]
 	var rewrites set[Rewrite]
 	var unblocks set[Unblock]
-	var allow, deny, types set[struct{}]
+	var allow, deny, types, allowNames, denyNames, private set[struct{}]
 	for i := policyLayer; i >= deviceLayer; i-- {
 		s := layers[i].settings
 		if s == nil {
@@ -508,18 +510,23 @@ func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details
 		allow.texts(s.AllowNetworks)
 		deny.texts(s.DenyNetworks)
 		types.texts(s.BlockTypes)
+		allowNames.texts(s.AllowDomains)
+		denyNames.texts(s.DenyDomains)
+		private.texts(s.RebindingExceptions)
 	}
 	d.OwnLists, d.Schedules = own.values(), schedules.values()
 	d.Rewrites, d.Unblocks = rewrites.values(), unblocks.values()
 	d.AllowNetworks, d.DenyNetworks = networks(allow.keys()), networks(deny.keys())
 	d.BlockTypes = types.keys()
+	d.AllowDomains, d.DenyDomains, d.RebindingExceptions = newDomains(allowNames.keys()), newDomains(denyNames.keys()), newDomains(private.keys())
 	return d
 }
 
 func (d *Details) isEmpty() bool {
 	return d.DeviceRules.Size == 0 && d.UserRules.Size == 0 && d.PolicyRules.Size == 0 &&
 		len(d.OwnLists) == 0 && len(d.Schedules) == 0 && len(d.Rewrites) == 0 && len(d.Unblocks) == 0 &&
-		len(d.AllowNetworks) == 0 && len(d.DenyNetworks) == 0 && len(d.BlockTypes) == 0 && len(d.Tags) == 0
+		len(d.AllowNetworks) == 0 && len(d.DenyNetworks) == 0 && len(d.BlockTypes) == 0 && len(d.Tags) == 0 &&
+		len(d.AllowDomains) == 0 && len(d.DenyDomains) == 0 && len(d.RebindingExceptions) == 0
 }
 
 func (c *Catalogue) schedule(m *userv1.Schedule) (Schedule, bool) {

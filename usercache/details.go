@@ -2,6 +2,8 @@ package usercache
 
 import (
 	"net/netip"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -24,6 +26,9 @@ type Details struct {
 
 	// AllowNetworks and DenyNetworks bound where the client may ask from. No AllowNetworks: anywhere.
 	AllowNetworks, DenyNetworks []netip.Prefix
+	// AllowDomains and DenyDomains bound what may be asked for: the names and all below. No AllowDomains:
+	// anything. RebindingExceptions are the names for which rebinding protection lets private addresses pass.
+	AllowDomains, DenyDomains, RebindingExceptions Domains
 
 	// BlockTypes are mnemonics of RR types that get NODATA.
 	BlockTypes []string
@@ -31,6 +36,49 @@ type Details struct {
 	Tags []string
 
 	compiled atomic.Pointer[any]
+}
+
+// AdmitsName reports whether a name may be asked for, by AllowDomains and DenyDomains. The name is in canonical
+// wire form.
+func (d *Details) AdmitsName(wire string) bool {
+	return !d.DenyDomains.Has(wire) && (len(d.AllowDomains) == 0 || d.AllowDomains.Has(wire))
+}
+
+// Domains are a set of names, each of which stands for all below it too. They are in canonical wire form and
+// sorted.
+type Domains []string
+
+// newDomains reads names as they stand in records: lower case, without the final dot. What is no name is left
+// out.
+func newDomains(texts []string) Domains {
+	var d Domains
+	for _, t := range texts {
+		var wire []byte
+		ok := len(t) > 0 && len(t) < 254
+		for label := range strings.SplitSeq(strings.ToLower(t), ".") {
+			ok = ok && len(label) > 0 && len(label) < 64
+			wire = append(append(wire, byte(len(label))), label...)
+		}
+		if ok {
+			d = append(d, string(append(wire, 0)))
+		}
+	}
+	slices.Sort(d)
+	return slices.Compact(d)
+}
+
+// Has reports whether the name, or one above it, is in the set. The name is in canonical wire form.
+func (d Domains) Has(wire string) bool {
+	if len(d) == 0 {
+		return false
+	}
+	for len(wire) > 1 {
+		if _, ok := slices.BinarySearch(d, wire); ok {
+			return true
+		}
+		wire = wire[min(len(wire), 1+int(wire[0])):]
+	}
+	return false
 }
 
 // Compiled returns what SetCompiled stored, or nil. The policy package keeps there what it has made of

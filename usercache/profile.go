@@ -143,7 +143,7 @@ const (
 	RebindingProtection
 	// BlockHTTPSRecords: HTTPS and SVCB queries get NODATA.
 	BlockHTTPSRecords
-	// BlockBypass: well-known ways around the network's resolver are blocked.
+	// BlockBypass: all well-known ways around the network's resolver are blocked.
 	BlockBypass
 	// ECS: the client's network may be sent to authoritative servers on the ECS list.
 	ECS
@@ -155,6 +155,10 @@ const (
 	DoHOnly
 	// HasCredentials: the device has passwords or tokens; see Cache.Credentials.
 	HasCredentials
+	// BlockFirefoxCanary: Firefox is told not to choose a resolver of its own.
+	BlockFirefoxCanary
+	// BlockPrivateRelay: iCloud Private Relay is not to be found.
+	BlockPrivateRelay
 )
 
 // A BlockMode is how a blocked query is answered.

@@ -56,7 +56,7 @@ func (c *Catalogue) lay(p *Profile, settings []byte) (details bool) {
 			one[0] = p.SafeSearch
 			layBits(one[:], f.b, c.engineNumber)
 			p.SafeSearch = one[0]
-		case 8, 14, 15, 16, 17, 18, 21:
+		case 8, 14, 15, 16, 17, 18, 21, 28, 29, 30:
 			details = true
 		case 19:
 			p.flag(RebindingProtection, f.n)
@@ -83,6 +83,10 @@ func (c *Catalogue) lay(p *Profile, settings []byte) (details bool) {
 			p.RateBurst = uint32(f.n)
 		case 27:
 			p.flag(ECS, f.n)
+		case 31:
+			p.flag(BlockFirefoxCanary, f.n)
+		case 32:
+			p.flag(BlockPrivateRelay, f.n)
 		}
 	}
 }

@@ -243,7 +243,7 @@ func checkSettings(f field) (enabled tristate, err error) {
 			if a, err := parseAddr(f); err != nil || a.Is4() != (f.num == 5) {
 				return enabled, fmt.Errorf("settings: blocking address %q is not of its family", clip(f.b))
 			}
-		case 7, 9, 10, 13, 21:
+		case 7, 9, 10, 13, 21, 28, 29, 30:
 			if err := checkStringSet(f, nil); err != nil {
 				return enabled, err
 			}
@@ -263,7 +263,7 @@ func checkSettings(f field) (enabled tristate, err error) {
 			if f.wire != wireVarint || f.n > 4 {
 				return enabled, fmt.Errorf("settings: log privacy %d is unknown to this version", f.n)
 			}
-		case 2, 11, 12, 19, 20, 22, 24, 25, 26, 27:
+		case 2, 11, 12, 19, 20, 22, 24, 25, 26, 27, 31, 32:
 			if f.wire != wireVarint {
 				return enabled, fmt.Errorf("settings: field %d is no number", f.num)
 			}

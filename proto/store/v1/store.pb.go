@@ -1013,10 +1013,10 @@ func (x *ListSource) GetPeakAt() int64 {
 	return 0
 }
 
-// OwnSource is a text at a URL that users, devices or policies name among their own lists.
+// OwnSource is a text that users, devices or policies have among their own lists.
 type OwnSource struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Where from, and how fetching went.
+	// Where from, and how fetching went. Without a URL the text was uploaded.
 	Source *ListSource `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
 	// SHA-256 of the text last taken.
 	Sha256 []byte `protobuf:"bytes,2,opt,name=sha256,proto3" json:"sha256,omitempty"`
@@ -1027,7 +1027,9 @@ type OwnSource struct {
 	// Lines that are neither rule, comment nor blank.
 	Skipped uint32 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	// When the text was taken. Unix seconds.
-	Updated       int64 `protobuf:"varint,6,opt,name=updated,proto3" json:"updated,omitempty"`
+	Updated int64 `protobuf:"varint,6,opt,name=updated,proto3" json:"updated,omitempty"`
+	// Not all who name the list have been given this text yet.
+	Spreading     bool `protobuf:"varint,7,opt,name=spreading,proto3" json:"spreading,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1102,6 +1104,13 @@ func (x *OwnSource) GetUpdated() int64 {
 		return x.Updated
 	}
 	return 0
+}
+
+func (x *OwnSource) GetSpreading() bool {
+	if x != nil {
+		return x.Spreading
+	}
+	return false
 }
 
 // Seeded is what the starting catalogue of some version gave a record.
@@ -1464,14 +1473,15 @@ const file_store_v1_store_proto_rawDesc = "" +
 	"\x0econtent_sha256\x18\v \x01(\fR\rcontentSha256\x12\x1d\n" +
 	"\n" +
 	"peak_rules\x18\f \x01(\rR\tpeakRules\x12\x17\n" +
-	"\apeak_at\x18\r \x01(\x03R\x06peakAt\"\xb6\x01\n" +
+	"\apeak_at\x18\r \x01(\x03R\x06peakAt\"\xd4\x01\n" +
 	"\tOwnSource\x123\n" +
 	"\x06source\x18\x01 \x01(\v2\x1b.sluice.store.v1.ListSourceR\x06source\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x12\n" +
 	"\x04size\x18\x03 \x01(\x04R\x04size\x12\x14\n" +
 	"\x05rules\x18\x04 \x01(\rR\x05rules\x12\x18\n" +
 	"\askipped\x18\x05 \x01(\rR\askipped\x12\x18\n" +
-	"\aupdated\x18\x06 \x01(\x03R\aupdated\" \n" +
+	"\aupdated\x18\x06 \x01(\x03R\aupdated\x12\x1c\n" +
+	"\tspreading\x18\a \x01(\bR\tspreading\" \n" +
 	"\x06Seeded\x12\x16\n" +
 	"\x06sha256\x18\x01 \x01(\fR\x06sha256\"`\n" +
 	"\vImportState\x12\x1b\n" +

@@ -592,7 +592,7 @@ func (x *Policy) GetTenant() string {
 type Settings struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether anything is filtered. Default true. False switches off everything below except
-	// allow_networks, deny_networks, rate_limit, log and ecs.
+	// allow_networks, deny_networks, allow_domains, deny_domains, rate_limit, log and ecs.
 	Enabled *bool `protobuf:"varint,1,opt,name=enabled,proto3,oneof" json:"enabled,omitempty"`
 	// Filtering is off until then. Unix seconds. 0 ends a pause of the layer beneath.
 	PausedUntil *int64 `protobuf:"varint,2,opt,name=paused_until,json=pausedUntil,proto3,oneof" json:"paused_until,omitempty"`
@@ -635,21 +635,33 @@ type Settings struct {
 	BlockHttpsRecords *bool `protobuf:"varint,20,opt,name=block_https_records,json=blockHttpsRecords,proto3,oneof" json:"block_https_records,omitempty"`
 	// Mnemonics of further RR types that get NODATA ("ANY", "TYPE65280").
 	BlockTypes *StringSet `protobuf:"bytes,21,opt,name=block_types,json=blockTypes,proto3" json:"block_types,omitempty"`
-	// Well-known ways around a network's resolver are blocked: the Firefox canary and the names of
-	// iCloud Private Relay. Default false.
+	// Well-known ways around a network's resolver are blocked: both of block_firefox_canary and
+	// block_private_relay. Default false.
 	BlockBypass *bool `protobuf:"varint,22,opt,name=block_bypass,json=blockBypass,proto3,oneof" json:"block_bypass,omitempty"`
 	// What the query log may keep. Unspecified: what lies beneath; default nothing but counters.
 	Log LogPrivacy `protobuf:"varint,23,opt,name=log,proto3,enum=sluice.user.v1.LogPrivacy" json:"log,omitempty"`
 	// How long log entries are kept, in seconds. Default 86400.
 	LogRetention *uint32 `protobuf:"varint,24,opt,name=log_retention,json=logRetention,proto3,oneof" json:"log_retention,omitempty"`
-	// Queries a second for the user or device. 0: no limit of its own. Default 0.
+	// Queries a second: what a device sets is for itself, what a user or policy sets for all devices of the
+	// user that set none, together. Beyond it queries are refused. 0: no limit. Default 0.
 	RateLimit *uint32 `protobuf:"varint,25,opt,name=rate_limit,json=rateLimit,proto3,oneof" json:"rate_limit,omitempty"`
 	// Queries that may come at once beyond rate_limit. Default: as many as rate_limit.
 	RateBurst *uint32 `protobuf:"varint,26,opt,name=rate_burst,json=rateBurst,proto3,oneof" json:"rate_burst,omitempty"`
 	// The client's network may be sent to authoritative servers on the ECS list. Default true.
-	Ecs           *bool `protobuf:"varint,27,opt,name=ecs,proto3,oneof" json:"ecs,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Ecs *bool `protobuf:"varint,27,opt,name=ecs,proto3,oneof" json:"ecs,omitempty"`
+	// Names that alone may be asked for, each with every name under it. Empty: any.
+	AllowDomains *StringSet `protobuf:"bytes,28,opt,name=allow_domains,json=allowDomains,proto3" json:"allow_domains,omitempty"`
+	// Names that may not be asked for, each with every name under it, even if allowed above.
+	DenyDomains *StringSet `protobuf:"bytes,29,opt,name=deny_domains,json=denyDomains,proto3" json:"deny_domains,omitempty"`
+	// Names for which, and under which, rebinding_protection lets private addresses pass.
+	RebindingExceptions *StringSet `protobuf:"bytes,30,opt,name=rebinding_exceptions,json=rebindingExceptions,proto3" json:"rebinding_exceptions,omitempty"`
+	// The name by which Firefox learns that it should not choose a resolver of its own is denied.
+	// Default false.
+	BlockFirefoxCanary *bool `protobuf:"varint,31,opt,name=block_firefox_canary,json=blockFirefoxCanary,proto3,oneof" json:"block_firefox_canary,omitempty"`
+	// The names by which devices reach iCloud Private Relay are denied. Default false.
+	BlockPrivateRelay *bool `protobuf:"varint,32,opt,name=block_private_relay,json=blockPrivateRelay,proto3,oneof" json:"block_private_relay,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Settings) Reset() {
@@ -867,6 +879,41 @@ func (x *Settings) GetRateBurst() uint32 {
 func (x *Settings) GetEcs() bool {
 	if x != nil && x.Ecs != nil {
 		return *x.Ecs
+	}
+	return false
+}
+
+func (x *Settings) GetAllowDomains() *StringSet {
+	if x != nil {
+		return x.AllowDomains
+	}
+	return nil
+}
+
+func (x *Settings) GetDenyDomains() *StringSet {
+	if x != nil {
+		return x.DenyDomains
+	}
+	return nil
+}
+
+func (x *Settings) GetRebindingExceptions() *StringSet {
+	if x != nil {
+		return x.RebindingExceptions
+	}
+	return nil
+}
+
+func (x *Settings) GetBlockFirefoxCanary() bool {
+	if x != nil && x.BlockFirefoxCanary != nil {
+		return *x.BlockFirefoxCanary
+	}
+	return false
+}
+
+func (x *Settings) GetBlockPrivateRelay() bool {
+	if x != nil && x.BlockPrivateRelay != nil {
+		return *x.BlockPrivateRelay
 	}
 	return false
 }
@@ -1887,7 +1934,10 @@ type Category struct {
 	// Part of Settings.adult.
 	Adult bool `protobuf:"varint,5,opt,name=adult,proto3" json:"adult,omitempty"`
 	// Number of the category, 0-255, unique among categories.
-	Number        uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint32 `protobuf:"varint,6,opt,name=number,proto3" json:"number,omitempty"`
+	// Somebody else, such as a court, requires the operator to block it: clients are told "censored"
+	// (RFC 8914 section 4.17).
+	Required      bool `protobuf:"varint,7,opt,name=required,proto3" json:"required,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1962,6 +2012,13 @@ func (x *Category) GetNumber() uint32 {
 		return x.Number
 	}
 	return 0
+}
+
+func (x *Category) GetRequired() bool {
+	if x != nil {
+		return x.Required
+	}
+	return false
 }
 
 // SafeSearch is how one engine is held to its safe mode.
@@ -2404,7 +2461,7 @@ const file_user_v1_user_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
 	"\bsettings\x18\x02 \x01(\v2\x18.sluice.user.v1.SettingsR\bsettings\x12+\n" +
 	"\x05rules\x18\x03 \x01(\v2\x15.sluice.user.v1.RulesR\x05rules\x12\x16\n" +
-	"\x06tenant\x18\x04 \x01(\tR\x06tenant\"\xdb\v\n" +
+	"\x06tenant\x18\x04 \x01(\tR\x06tenant\"\xc4\x0e\n" +
 	"\bSettings\x12\x1d\n" +
 	"\aenabled\x18\x01 \x01(\bH\x00R\aenabled\x88\x01\x01\x12&\n" +
 	"\fpaused_until\x18\x02 \x01(\x03H\x01R\vpausedUntil\x88\x01\x01\x12-\n" +
@@ -2442,7 +2499,12 @@ const file_user_v1_user_proto_rawDesc = "" +
 	"rate_limit\x18\x19 \x01(\rH\vR\trateLimit\x88\x01\x01\x12\"\n" +
 	"\n" +
 	"rate_burst\x18\x1a \x01(\rH\fR\trateBurst\x88\x01\x01\x12\x15\n" +
-	"\x03ecs\x18\x1b \x01(\bH\rR\x03ecs\x88\x01\x01B\n" +
+	"\x03ecs\x18\x1b \x01(\bH\rR\x03ecs\x88\x01\x01\x12>\n" +
+	"\rallow_domains\x18\x1c \x01(\v2\x19.sluice.user.v1.StringSetR\fallowDomains\x12<\n" +
+	"\fdeny_domains\x18\x1d \x01(\v2\x19.sluice.user.v1.StringSetR\vdenyDomains\x12L\n" +
+	"\x14rebinding_exceptions\x18\x1e \x01(\v2\x19.sluice.user.v1.StringSetR\x13rebindingExceptions\x125\n" +
+	"\x14block_firefox_canary\x18\x1f \x01(\bH\x0eR\x12blockFirefoxCanary\x88\x01\x01\x123\n" +
+	"\x13block_private_relay\x18  \x01(\bH\x0fR\x11blockPrivateRelay\x88\x01\x01B\n" +
 	"\n" +
 	"\b_enabledB\x0f\n" +
 	"\r_paused_untilB\f\n" +
@@ -2458,7 +2520,9 @@ const file_user_v1_user_proto_rawDesc = "" +
 	"\x0e_log_retentionB\r\n" +
 	"\v_rate_limitB\r\n" +
 	"\v_rate_burstB\x06\n" +
-	"\x04_ecs\"W\n" +
+	"\x04_ecsB\x17\n" +
+	"\x15_block_firefox_canaryB\x16\n" +
+	"\x14_block_private_relay\"W\n" +
 	"\tStringSet\x12\x18\n" +
 	"\areplace\x18\x01 \x01(\bR\areplace\x12\x16\n" +
 	"\x06values\x18\x02 \x03(\tR\x06values\x12\x18\n" +
@@ -2533,14 +2597,15 @@ const file_user_v1_user_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05rules\x18\x02 \x03(\tR\x05rules\x12\x14\n" +
 	"\x05group\x18\x03 \x01(\tR\x05group\x12\x16\n" +
-	"\x06number\x18\x04 \x01(\rR\x06number\"\x9f\x01\n" +
+	"\x06number\x18\x04 \x01(\rR\x06number\"\xbb\x01\n" +
 	"\bCategory\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05lists\x18\x02 \x03(\tR\x05lists\x12\x16\n" +
 	"\x06threat\x18\x03 \x01(\bR\x06threat\x12#\n" +
 	"\rsafe_browsing\x18\x04 \x01(\bR\fsafeBrowsing\x12\x14\n" +
 	"\x05adult\x18\x05 \x01(\bR\x05adult\x12\x16\n" +
-	"\x06number\x18\x06 \x01(\rR\x06number\"U\n" +
+	"\x06number\x18\x06 \x01(\rR\x06number\x12\x1a\n" +
+	"\brequired\x18\a \x01(\bR\brequired\"U\n" +
 	"\n" +
 	"SafeSearch\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x123\n" +
@@ -2657,20 +2722,23 @@ var file_user_v1_user_proto_depIdxs = []int32{
 	7,  // 17: sluice.user.v1.Settings.deny_networks:type_name -> sluice.user.v1.StringSet
 	7,  // 18: sluice.user.v1.Settings.block_types:type_name -> sluice.user.v1.StringSet
 	1,  // 19: sluice.user.v1.Settings.log:type_name -> sluice.user.v1.LogPrivacy
-	9,  // 20: sluice.user.v1.OwnListSet.values:type_name -> sluice.user.v1.OwnList
-	11, // 21: sluice.user.v1.ScheduleSet.values:type_name -> sluice.user.v1.Schedule
-	12, // 22: sluice.user.v1.Schedule.windows:type_name -> sluice.user.v1.Window
-	2,  // 23: sluice.user.v1.Schedule.action:type_name -> sluice.user.v1.ScheduleAction
-	14, // 24: sluice.user.v1.RewriteSet.values:type_name -> sluice.user.v1.Rewrite
-	16, // 25: sluice.user.v1.UnblockSet.values:type_name -> sluice.user.v1.Unblock
-	14, // 26: sluice.user.v1.SafeSearch.rewrites:type_name -> sluice.user.v1.Rewrite
-	27, // 27: sluice.user.v1.Region.limits:type_name -> sluice.user.v1.Region.LimitsEntry
-	26, // 28: sluice.user.v1.ShrinkAccepted.totals:type_name -> sluice.user.v1.Totals
-	29, // [29:29] is the sub-list for method output_type
-	29, // [29:29] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	7,  // 20: sluice.user.v1.Settings.allow_domains:type_name -> sluice.user.v1.StringSet
+	7,  // 21: sluice.user.v1.Settings.deny_domains:type_name -> sluice.user.v1.StringSet
+	7,  // 22: sluice.user.v1.Settings.rebinding_exceptions:type_name -> sluice.user.v1.StringSet
+	9,  // 23: sluice.user.v1.OwnListSet.values:type_name -> sluice.user.v1.OwnList
+	11, // 24: sluice.user.v1.ScheduleSet.values:type_name -> sluice.user.v1.Schedule
+	12, // 25: sluice.user.v1.Schedule.windows:type_name -> sluice.user.v1.Window
+	2,  // 26: sluice.user.v1.Schedule.action:type_name -> sluice.user.v1.ScheduleAction
+	14, // 27: sluice.user.v1.RewriteSet.values:type_name -> sluice.user.v1.Rewrite
+	16, // 28: sluice.user.v1.UnblockSet.values:type_name -> sluice.user.v1.Unblock
+	14, // 29: sluice.user.v1.SafeSearch.rewrites:type_name -> sluice.user.v1.Rewrite
+	27, // 30: sluice.user.v1.Region.limits:type_name -> sluice.user.v1.Region.LimitsEntry
+	26, // 31: sluice.user.v1.ShrinkAccepted.totals:type_name -> sluice.user.v1.Totals
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_user_v1_user_proto_init() }

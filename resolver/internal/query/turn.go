@@ -25,6 +25,8 @@ type Turn struct {
 	Verdict Verdict
 	// Exempt: policy zones have had their say.
 	Exempt bool
+	// Local: what answers the current question is local data.
+	Local bool
 	// Edit is what is to be changed in the answer as it is written.
 	Edit Edit
 	// DNS64 is how far the making of AAAA records has come, and MaxTTL the most that they may be kept for, in
