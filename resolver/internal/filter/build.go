@@ -3,6 +3,8 @@ package filter
 import (
 	"fmt"
 	"io"
+	"math"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -20,7 +22,6 @@ type Matcher struct {
 	generation uint64 // unique in the process
 	layers     []layer
 	rules      *rules
-	bad        []rule // the $badfilter rules that are not in tables, kept for the next Build
 	lists      Set
 }
 
@@ -45,26 +46,21 @@ type Stats struct {
 
 // Stats counts rules and memory.
 func (m *Matcher) Stats() Stats {
-	s := Stats{Patterns: len(m.rules.all) + len(m.bad)}
+	s := Stats{Patterns: len(m.rules.all)}
 	for i := range m.layers {
 		t := m.layers[i].table
 		s.Rules += t.rules
 		s.Bytes += int64(cap(t.filter))*8 + int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
 	}
 	s.Rules += s.Patterns
-	for _, rs := range [][]rule{m.rules.all, m.bad} {
-		for i := range rs {
-			s.Bytes += 64 + int64(len(rs[i].glob.Text))
-			if rs[i].more != nil {
-				s.Bytes += 64
-				if rs[i].more.re != nil {
-					s.Bytes += 4096
-				}
-			}
-		}
+	if m.rules.mem != nil {
+		s.Bytes += int64(len(m.rules.mem.words)) * 8
 	}
-	for _, x := range []*multimap{&m.rules.bySuffix, &m.rules.byDot, &m.rules.label8, &m.rules.label4, &m.rules.by8, &m.rules.by4} {
-		s.Bytes += int64(len(x.filter))*8 + int64(len(x.keys))*16 + int64(len(x.ids))*4
+	for _, x := range m.rules.mores {
+		s.Bytes += 96
+		if x.re != nil {
+			s.Bytes += 4096
+		}
 	}
 	return s
 }
@@ -72,8 +68,8 @@ func (m *Matcher) Stats() Stats {
 // A Builder collects lists for a Matcher. It is for one goroutine.
 type Builder struct {
 	key     *dnsname.Key
-	table   []posting
-	complex []rule
+	table   postings
+	rules   ruleSet
 	changed Set // lists added or removed
 	added   Set
 }
@@ -88,23 +84,31 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	if list < 0 || list >= MaxLists || b.changed.Has(list) {
 		panic("filter: list number out of range or given twice")
 	}
-	postings, complex := len(b.table), len(b.complex)
+	postings, rules, texts, mores := b.table.n, len(b.rules.all), len(b.rules.texts), len(b.rules.mores)
+	undo := func() {
+		b.table.n = postings
+		b.rules.cut(rules, texts, mores)
+	}
 	defer func() {
 		if v := recover(); v != nil {
-			b.table, b.complex = b.table[:postings], b.complex[:complex]
+			undo()
 			err = fmt.Errorf("the rule compiler panicked, please report the list: %v\n%s", v, debug.Stack())
 		}
 	}()
+	full := false
 	rep, err = rulelist.Parse(r, rulelist.Options{}, func(r *rulelist.Rule) {
 		if r.Form < rulelist.Simple && r.Mods == nil {
 			h := b.key.Hash(r.Name)
-			b.table = append(b.table, posting{max(h, 1), uint64(kindOf(r))<<41 | uint64(list)<<32 | uint64(r.Line)})
+			b.table.add(posting{max(h, 1), uint64(kindOf(r))<<41 | uint64(list)<<32 | uint64(r.Line)})
 			return
 		}
-		b.complex = append(b.complex, newRule(r, uint16(list)))
+		full = !b.rules.add(r, uint16(list)) || full
 	})
+	if err == nil && full {
+		err = fmt.Errorf("the patterns of all lists together have more than %d bytes", math.MaxUint32)
+	}
 	if err != nil {
-		b.table, b.complex = b.table[:postings], b.complex[:complex]
+		undo()
 		return rep, err
 	}
 	b.changed.Add(list)
@@ -121,7 +125,7 @@ func (b *Builder) Remove(list int) { b.changed.Add(list) }
 // used up.
 func (b *Builder) Build(old *Matcher) *Matcher {
 	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added}
-	complex := b.complex
+	var lost []Dropped // there is no room for more text
 	if old != nil {
 		if *old.key != *b.key {
 			panic("filter: the old Matcher has another key")
@@ -135,23 +139,18 @@ func (b *Builder) Build(old *Matcher) *Matcher {
 				m.layers = append(m.layers, l)
 			}
 		}
-		for _, rs := range [][]rule{old.rules.all, old.bad} {
-			for i := range rs {
-				if keep.Has(int(rs[i].list)) {
-					complex = append(complex, rs[i])
-				}
+		for i := range old.rules.all {
+			if r := &old.rules.all[i]; keep.Has(int(r.list)) && !b.rules.put(*r, old.rules.text(r), old.rules.moreOf(r)) {
+				lost = append(lost, Dropped{r.list, r.line})
 			}
 		}
+		runtime.KeepAlive(old)
 	}
-	if len(b.table) > 0 {
-		m.layers = append(m.layers, layer{newTable(b.table), b.added})
+	if b.table.n > 0 {
+		m.layers = append(m.layers, layer{newTable(&b.table), b.added})
 	}
-	for _, r := range complex {
-		if r.flags&isBad != 0 {
-			m.bad = append(m.bad, r)
-		}
-	}
-	m.rules = newRules(b.key, complex)
+	m.rules = newRules(b.key, b.rules)
+	m.rules.dropped = append(m.rules.dropped, lost...)
 	*b = Builder{}
 	if len(m.layers) > 1+MaxOverlays {
 		return m.Merge()
@@ -166,15 +165,18 @@ func (m *Matcher) Merge() *Matcher {
 	for _, l := range m.layers {
 		n += l.rules
 	}
-	ps := make([]posting, 0, n)
+	var ps postings
+	if n > 0 {
+		ps.reserve(n)
+	}
 	for i := range m.layers {
-		ps = m.layers[i].postings(ps, &m.layers[i].live)
+		m.layers[i].postings(&ps, &m.layers[i].live)
 	}
 	c := *m
 	c.generation = generations.Add(1)
 	c.layers = nil
-	if len(ps) > 0 {
-		c.layers = []layer{{newTable(ps), m.lists}}
+	if ps.n > 0 {
+		c.layers = []layer{{newTable(&ps), m.lists}}
 	}
 	return &c
 }

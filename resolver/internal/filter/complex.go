@@ -3,6 +3,7 @@ package filter
 import (
 	"cmp"
 	"encoding/binary"
+	"iter"
 	"math"
 	"math/bits"
 	"net/netip"
@@ -16,18 +17,21 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
 )
 
-// A rule is one that a suffix and a kind do not tell: a pattern, an expression, or a rule with conditions.
+// A rule is one that a suffix and a kind do not tell: a pattern, an expression, or a rule with conditions. It
+// holds no pointers, so that hundreds of thousands cost the garbage collector nothing and a file can hold them.
 type rule struct {
-	glob  rulelist.Pattern
-	more  *more  // nil for a bare pattern
 	twin  uint64 // equal for twins: rules that differ in $badfilter alone
+	text  uint32 // where in ruleSet.texts the text of its pattern begins
 	line  uint32
+	more  uint32 // one more than its place in ruleSet.mores; 0 for a bare pattern
+	size  uint16 // of the pattern's text
 	list  uint16
 	flags ruleFlags
 	least uint8 // the shortest name that can match
+	_     [5]byte
 }
 
-type ruleFlags uint8
+type ruleFlags uint16
 
 const (
 	isAllow ruleFlags = 1 << iota
@@ -37,23 +41,62 @@ const (
 	isAddr    // the pattern is an address
 	hasVoids  // some list disables the rule: see rules.voids
 	isDropped // it costs too much: see Dropped
+	isRegex
+	atName // the pattern's start; neither is anywhere
+	atLabel
+	toEnd // the pattern's end is the name's
+	ruleFlagsEnd
 )
 
 // more is what few rules need.
 type more struct {
+	expr string // the expression's text
 	re   *regexp.Regexp
+	pre  *precheck // of re
 	mods *rulelist.Mods
 	addr netip.Addr
-	pre  *precheck // of re
+}
+
+// compile makes the expression.
+func (m *more) compile() error {
+	e := rulelist.Insensitive(m.expr)
+	var err error
+	if m.re, err = regexp.Compile(e); err != nil {
+		return err
+	}
+	tree, err := syntax.Parse(e, syntax.Perl)
+	if err != nil {
+		return err
+	}
+	m.pre = newPrecheck(tree)
+	return nil
+}
+
+// A ruleSet is rules with what they refer to.
+type ruleSet struct {
+	all   []rule
+	texts []byte
+	mores []*more
+}
+
+// text returns the text of a rule's pattern, valid while the ruleSet is alive.
+func (x *ruleSet) text(r *rule) string { return view(x.texts[r.text:][:r.size]) }
+
+// moreOf returns what the rule has beyond a pattern, or nil.
+func (x *ruleSet) moreOf(r *rule) *more {
+	if r.more == 0 {
+		return nil
+	}
+	return x.mores[r.more-1]
 }
 
 func (r *rule) before(o *rule) bool {
 	return r.list < o.list || r.list == o.list && r.line < o.line
 }
 
-// newRule takes over what rulelist hands out for a moment.
-func newRule(r *rulelist.Rule, list uint16) rule {
-	c := rule{glob: r.Glob, line: r.Line, list: list}
+// add takes over what rulelist hands out for a moment. It reports false if there is no room for more text.
+func (x *ruleSet) add(r *rulelist.Rule, list uint16) bool {
+	c := rule{line: r.Line, list: list}
 	if r.Allow {
 		c.flags |= isAllow
 	}
@@ -66,25 +109,54 @@ func newRule(r *rulelist.Rule, list uint16) rule {
 	if r.Form.IsHost() {
 		c.flags |= isHost
 	}
+	switch r.Glob.Start {
+	case rulelist.AtName:
+		c.flags |= atName
+	case rulelist.AtLabel:
+		c.flags |= atLabel
+	case rulelist.Anywhere:
+	}
+	if r.Glob.End {
+		c.flags |= toEnd
+	}
+	c.least = uint8(min(255, len(r.Glob.Text)-strings.Count(r.Glob.Text, "*")))
+	var m *more
 	if r.Mods != nil || r.Form == rulelist.Regex || r.Addr.IsValid() {
-		c.more = &more{mods: r.Mods, addr: r.Addr}
+		m = &more{mods: r.Mods, addr: r.Addr}
 		if r.Form == rulelist.Regex {
-			// rulelist has parsed it, so it compiles.
-			c.more.re = regexp.MustCompile(rulelist.Insensitive(r.Pattern))
-			if re, err := syntax.Parse(rulelist.Insensitive(r.Pattern), syntax.Perl); err == nil {
-				c.more.pre = newPrecheck(re)
+			c.flags |= isRegex
+			m.expr = r.Pattern
+			if err := m.compile(); err != nil {
+				panic(err) // rulelist has parsed it
 			}
+			c.least = uint8(min(255, m.pre.shortest))
 		}
 	}
 	if a, err := netip.ParseAddr(r.Glob.Text); err == nil && a.Is4() {
 		c.flags |= isAddr
 	}
 	c.twin = twin(r)
-	c.least = uint8(min(255, len(c.glob.Text)-strings.Count(c.glob.Text, "*")))
-	if c.isRegex() {
-		c.least = uint8(min(255, c.more.pre.shortest))
+	return x.put(c, r.Glob.Text, m)
+}
+
+// put adds a rule with its text and what it has beyond.
+func (x *ruleSet) put(c rule, text string, m *more) bool {
+	if len(x.texts)+len(text) > math.MaxUint32 {
+		return false
 	}
-	return c
+	c.text, c.size, c.more = uint32(len(x.texts)), uint16(len(text)), 0
+	x.texts = append(x.texts, text...)
+	if m != nil {
+		x.mores = append(x.mores, m)
+		c.more = uint32(len(x.mores))
+	}
+	x.all = append(x.all, c)
+	return true
+}
+
+// cut drops all rules from the nth on.
+func (x *ruleSet) cut(rules, texts, mores int) {
+	x.all, x.texts, x.mores = x.all[:rules], x.texts[:texts], x.mores[:mores]
 }
 
 // twin hashes what must be equal in a rule and the $badfilter rule that disables it. A list's author who
@@ -114,9 +186,10 @@ func twin(r *rulelist.Rule) uint64 {
 	return h
 }
 
-// rules are all the rules of a Matcher that are not in tables, and the ways to find them.
+// rules are all the rules of a Matcher that are not in tables, and the ways to find them. Rules that are
+// $badfilter are among them, for the next Build, and match nothing.
 type rules struct {
-	all      []rule
+	ruleSet
 	voids    map[uint32]*Set // by index of all: the lists that disable the rule
 	bySuffix multimap        // by suffix hash
 	byDot    multimap        // by the eight bytes of text after a dot
@@ -125,6 +198,7 @@ type rules struct {
 	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
 	dropped  []Dropped
+	mem      *region // holds all of these but mores, voids and dropped
 }
 
 const (
@@ -142,53 +216,80 @@ type Dropped struct {
 	Line uint32
 }
 
-// newRules indexes rs. Rules that are $badfilter find their twins and are dropped.
-func newRules(key *dnsname.Key, rs []rule) *rules {
-	x := &rules{}
-	bad := map[uint64]*Set{}
-	n := 0
-	for i := range rs {
-		if rs[i].flags&isBad != 0 {
-			s := bad[rs[i].twin]
-			if s == nil {
-				s = &Set{}
-				bad[rs[i].twin] = s
-			}
-			s.Add(int(rs[i].list))
-		} else {
-			n++
-		}
-	}
-	if n == 0 {
+// newRules indexes the rules of a set.
+func newRules(key *dnsname.Key, set ruleSet) *rules {
+	x := &rules{ruleSet: set}
+	if len(x.all) == 0 {
 		return x
 	}
-	x.all = make([]rule, 0, n)
-	for i := range rs {
-		if rs[i].flags&isBad != 0 {
+	for i := range x.all {
+		x.all[i].flags &^= isDropped
+	}
+	x.findVoids()
+	x.anchor(key)
+	x.pack()
+	return x
+}
+
+// findVoids finds the twins of rules that are $badfilter.
+func (x *rules) findVoids() {
+	bad := map[uint64]*Set{}
+	for i := range x.all {
+		r := &x.all[i]
+		r.flags &^= hasVoids
+		if r.flags&isBad != 0 {
+			s := bad[r.twin]
+			if s == nil {
+				s = &Set{}
+				bad[r.twin] = s
+			}
+			s.Add(int(r.list))
+		}
+	}
+	if len(bad) == 0 {
+		return
+	}
+	x.voids = map[uint32]*Set{}
+	for i := range x.all {
+		r := &x.all[i]
+		if r.flags&(isBad|isHost) != 0 {
 			continue
 		}
-		r := rs[i]
-		r.flags &^= hasVoids | isDropped
-		if s := bad[r.twin]; s != nil && r.flags&isHost == 0 {
+		if s := bad[r.twin]; s != nil {
 			r.flags |= hasVoids
-			if x.voids == nil {
-				x.voids = map[uint32]*Set{}
-			}
-			x.voids[uint32(len(x.all))] = s
+			x.voids[uint32(i)] = s
 		}
-		x.all = append(x.all, r)
 	}
-	x.anchor(key)
-	return x
+}
+
+// maps are the multimaps in the order in which they are kept.
+func (x *rules) maps() [6]*multimap {
+	return [...]*multimap{&x.bySuffix, &x.byDot, &x.label8, &x.label4, &x.by8, &x.by4}
+}
+
+// pack moves everything into one region.
+func (x *rules) pack() {
+	words := wordsFor[rule](len(x.all)) + wordsFor[byte](len(x.texts)) + wordsFor[uint32](len(x.always))
+	for _, m := range x.maps() {
+		words += len(m.filter) + wordsFor[multikey](len(m.keys)) + wordsFor[uint32](len(m.ids))
+	}
+	x.mem = newRegion(words)
+	c := &cutter{x.mem.words}
+	x.all, x.texts, x.always = move(c, x.all), move(c, x.texts), move(c, x.always)
+	for _, m := range x.maps() {
+		m.filter, m.keys, m.ids = move(c, m.filter), move(c, m.keys), move(c, m.ids)
+	}
+}
+
+func move[T any](c *cutter, s []T) []T {
+	to := cut[T](c, len(s))
+	copy(to, s)
+	return to
 }
 
 // anchor hangs each rule off the rarest thing that any name it matches must have.
 func (x *rules) anchor(key *dnsname.Key) {
-	n := 0
-	for i := range x.all {
-		n += len(x.all[i].glob.Text)
-	}
-	count := newCounts(n)
+	count := newCounts(len(x.texts))
 	for _, s := range common {
 		for i := range len(s) - 3 {
 			count.add(gram(s[i:i+4]), 1000)
@@ -197,16 +298,18 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 		}
 	}
+	var name [256]byte
 	for i := range x.all {
-		for _, l := range x.all[i].literals() {
+		r := &x.all[i]
+		if r.flags&isBad != 0 {
+			continue
+		}
+		for l := range x.literals(r) {
 			for g := range grams(l) {
 				count.add(g, 1)
 			}
 		}
-	}
-	var name [256]byte
-	for i := range x.all {
-		if _, n := x.all[i].suffix(&name); n > 0 {
+		if _, n := x.suffix(r, &name); n > 0 {
 			count.add(key.Hash(name[:n]), 1)
 		}
 	}
@@ -230,15 +333,19 @@ func (x *rules) anchor(key *dnsname.Key) {
 	}
 	for i := range x.all {
 		r, id := &x.all[i], uint32(i)
-		if r.isRegex() {
-			if p := r.more.pre.prefixes; len(p) > 0 && shortest(p) >= 4 {
+		if r.flags&isBad != 0 {
+			continue
+		}
+		if r.flags&isRegex != 0 {
+			pre := x.moreOf(r).pre
+			if p := pre.prefixes; len(p) > 0 && shortest(p) >= 4 {
 				for _, l := range p {
 					label4 = append(label4, pair{gram(l[:4]), id})
 				}
 				continue
 			}
 			// Any of the literals may be the one, so the rule hangs off each.
-			if lits := r.literals(); len(lits) > 0 && shortest(lits) >= 4 {
+			if lits := pre.anchors; len(lits) > 0 && shortest(lits) >= 4 {
 				for _, l := range lits {
 					hang(l, id)
 				}
@@ -247,11 +354,11 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 			continue
 		}
-		labels, n := r.suffix(&name)
-		first, atLabel := r.first()
+		labels, n := x.suffix(r, &name)
+		first, atStart := x.first(r)
 		best := "" // of literals of eight bytes or more the rarest, else of those of four
 		least := uint32(0)
-		for _, l := range r.literals() {
+		for l := range x.literals(r) {
 			if len(l) < 4 || len(best) >= 8 && len(l) < 8 {
 				continue
 			}
@@ -262,11 +369,11 @@ func (x *rules) anchor(key *dnsname.Key) {
 		switch {
 		case labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= crowded):
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
-		case atLabel && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
+		case atStart && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			label8 = append(label8, pair{gram(first[:8]), id})
 		case len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			dot = append(dot, pair{gram(first[:8]), id})
-		case atLabel && 4 <= len(first) && len(best) < 8 && count.of(gram(first[:4])) <= crowded:
+		case atStart && 4 <= len(first) && len(best) < 8 && count.of(gram(first[:4])) <= crowded:
 			label4 = append(label4, pair{gram(first[:4]), id})
 		case best != "":
 			hang(best, id)
@@ -347,40 +454,35 @@ func (c counts) rarest(lit string) (best uint64, least uint32) {
 	return best, least
 }
 
-func (r *rule) isRegex() bool { return r.more != nil && r.more.re != nil }
-
 // first returns the text, up to the first *, that a match of a pattern has at the start of a label, or, if
-// not atLabel, after a dot.
-func (r *rule) first() (text string, atLabel bool) {
-	text, _, _ = strings.Cut(r.glob.Text, "*")
-	if r.glob.Start == rulelist.Anywhere {
+// not atStart, after a dot.
+func (x *ruleSet) first(r *rule) (text string, atStart bool) {
+	text, _, _ = strings.Cut(x.text(r), "*")
+	if r.flags&(atName|atLabel) == 0 {
 		_, text, _ = strings.Cut(text, ".")
 		return text, false
 	}
 	return text, true
 }
 
-// literals returns, for a pattern, the runs of bytes that a match contains, all of them; for an expression, a
+// literals yields, for a pattern, the runs of bytes that a match contains, all of them; for an expression, a
 // set of which it contains one.
-func (r *rule) literals() []string {
-	if r.isRegex() {
-		return r.more.pre.anchors
+func (x *ruleSet) literals(r *rule) iter.Seq[string] {
+	if r.flags&isRegex != 0 {
+		return slices.Values(x.moreOf(r).pre.anchors)
 	}
-	if r.glob.Text == "" {
-		return nil
-	}
-	return strings.Split(r.glob.Text, "*")
+	return strings.SplitSeq(x.text(r), "*")
 }
 
 // suffix writes the whole labels that the names a pattern matches end with, as a name in wire form, and
 // returns their number and the name's length.
-func (r *rule) suffix(buf *[256]byte) (labels, n int) {
-	g := &r.glob
-	if !g.End {
+func (x *ruleSet) suffix(r *rule, buf *[256]byte) (labels, n int) {
+	if r.flags&toEnd == 0 {
 		return 0, 0
 	}
-	s := g.Text[strings.LastIndexByte(g.Text, '*')+1:]
-	if len(s) < len(g.Text) || g.Start == rulelist.Anywhere {
+	text := x.text(r)
+	s := text[strings.LastIndexByte(text, '*')+1:]
+	if len(s) < len(text) || r.flags&(atName|atLabel) == 0 {
 		dot := strings.IndexByte(s, '.')
 		if dot < 0 {
 			return 0, 0
@@ -390,8 +492,9 @@ func (r *rule) suffix(buf *[256]byte) (labels, n int) {
 	if s == "" || len(s) > 253 {
 		return 0, 0
 	}
-	if g.Start == rulelist.AtName && strings.IndexByte(s, ':') >= 0 { // an IPv6 address is one label
+	if r.flags&atName != 0 && strings.IndexByte(s, ':') >= 0 { // an IPv6 address is one label
 		buf[0] = byte(len(s))
+		buf[1+len(s)] = 0
 		return 2, copy(buf[1:], s) + 2
 	}
 	for l := range strings.SplitSeq(s, ".") {
@@ -609,7 +712,7 @@ func (x *rules) any(name []byte, hashes []uint64) bool {
 	text := view(appendText(buf[:0], name))
 	found := false
 	x.candidates(text, hashes, func(id uint32) bool {
-		found = x.all[id].meets(text)
+		found = x.meets(&x.all[id], text)
 		return !found
 	})
 	return found
@@ -631,17 +734,18 @@ func (j *judgement) try(x *rules, id uint32, text string) {
 		return
 	}
 	rk := rank(r.flags&isAllow != 0, r.flags&isImportant != 0)
-	rewrite := r.more != nil && r.more.mods != nil && r.more.mods.Rewrite != nil
+	m := x.moreOf(r)
+	rewrite := m != nil && m.mods != nil && m.mods.Rewrite != nil
 	if (rk < j.r.rank || rk == j.r.rank && j.best > 0) && !rewrite && r.flags&isHost == 0 {
 		return // it would change nothing
 	}
 	if rewrite && j.q.NoRewrite {
 		return
 	}
-	if j.addr && (r.flags&isHost != 0 || r.flags&isAddr != 0 && r.glob.Text != text) {
+	if j.addr && (r.flags&isHost != 0 || r.flags&isAddr != 0 && x.text(r) != text) {
 		return
 	}
-	if !r.meets(text) || !r.applies(j.q, text) {
+	if !x.meets(r, text) || m != nil && m.mods != nil && !applies(m.mods, j.q, text) {
 		return
 	}
 	if r.flags&hasVoids != 0 && intersect(x.voids[id], j.lists) {
@@ -654,7 +758,7 @@ func (j *judgement) try(x *rules, id uint32, text string) {
 		collect(&j.rewrite, &j.nRewrite, id)
 	case r.flags&isHost != 0:
 		collect(&j.hostAddr, &j.nHost, id)
-		j.take(hostRank(!r.more.addr.Is4(), j.q.Type), 0, r.list, r.line)
+		j.take(hostRank(!m.addr.Is4(), j.q.Type), 0, r.list, r.line)
 	default:
 		j.take(rk, 0, r.list, r.line)
 	}
@@ -667,6 +771,9 @@ func collect(to *[maxRefs]uint32, n *int, id uint32) {
 		*n++
 	}
 }
+
+// rewrite returns the value of a rule that has one.
+func (x *rules) rewrite(id uint32) *rulelist.Rewrite { return x.moreOf(&x.all[id]).mods.Rewrite }
 
 func intersect(a, b *Set) bool {
 	for i := range a {
@@ -682,28 +789,26 @@ func intersect(a, b *Set) bool {
 var scratch = sync.Pool{New: func() any { return new([256]byte) }}
 
 // meets reports whether the rule's pattern matches a name.
-func (r *rule) meets(text string) bool {
-	if r.isRegex() {
-		if !r.more.pre.may(text) {
+func (x *ruleSet) meets(r *rule, text string) bool {
+	if r.flags&isRegex != 0 {
+		m := x.moreOf(r)
+		if !m.pre.may(text) {
 			return false
 		}
 		b := scratch.Get().(*[256]byte)
-		ok := r.more.re.Match(b[:copy(b[:], text)])
+		ok := m.re.Match(b[:copy(b[:], text)])
 		scratch.Put(b)
 		return ok
 	}
-	return globMatch(&r.glob, text)
-}
-
-func globMatch(g *rulelist.Pattern, s string) bool {
-	switch g.Start {
-	case rulelist.Anywhere:
-		return floats(g.Text, g.End, s)
-	case rulelist.AtName:
-		return begins(g.Text, g.End, s)
+	pattern, end, s := x.text(r), r.flags&toEnd != 0, text
+	switch {
+	case r.flags&atName != 0:
+		return begins(pattern, end, s)
+	case r.flags&atLabel == 0:
+		return floats(pattern, end, s)
 	}
 	for {
-		if begins(g.Text, g.End, s) {
+		if begins(pattern, end, s) {
 			return true
 		}
 		dot := strings.IndexByte(s, '.')
@@ -744,12 +849,8 @@ func floats(pattern string, end bool, s string) bool {
 	}
 }
 
-// applies reports whether the rule's conditions hold.
-func (r *rule) applies(q *Query, text string) bool {
-	if r.more == nil || r.more.mods == nil {
-		return true
-	}
-	m := r.more.mods
+// applies reports whether a rule's conditions hold.
+func applies(m *rulelist.Mods, q *Query, text string) bool {
 	if len(m.Types) > 0 {
 		if !slices.Contains(m.Types, q.Type) {
 			return false

@@ -24,6 +24,7 @@ package filter
 
 import (
 	"net/netip"
+	"runtime"
 	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -97,14 +98,13 @@ func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query
 	if lists == nil {
 		j.lists = &all
 	}
-	for i := len(hashes) - 1; i >= 0; i-- {
-		j.depth = uint8(i + 1)
-		m.suffix(&j, hashes[i], i == len(hashes)-1)
-	}
+	m.suffixes(&j, hashes)
 	if len(m.rules.all) > 0 && len(hashes) > 0 {
 		m.complex(&j, name, hashes)
 	}
-	return j.finish(m, name)
+	r := j.finish(m, name)
+	runtime.KeepAlive(m) // whose memory the collector does not see
+	return r
 }
 
 // MatchAddr judges an address found in an answer; q.Type is the type of its record. Rules know an address by
@@ -125,7 +125,9 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	if len(m.rules.all) > 0 {
 		m.complex(&j, name, h[n-1:n])
 	}
-	return j.finish(m, name)
+	r := j.finish(m, name)
+	runtime.KeepAlive(m)
+	return r
 }
 
 // judgement is the work in progress on one name.
@@ -223,11 +225,11 @@ func (j *judgement) rewritten(m *Matcher, name []byte) bool {
 	left := j.rewrite[:0]
 	for _, id := range j.rewrite[:j.nRewrite] {
 		c := &rules[id]
-		rw := c.more.mods.Rewrite
+		rw := m.rules.rewrite(id)
 		cancelled := rw.CNAME != "" && sameName(rw.CNAME, name) // a name to itself is no rewrite
 		for _, x := range j.cancel[:j.nCancel] {
 			e := &rules[x]
-			v := e.more.mods.Rewrite
+			v := m.rules.rewrite(x)
 			if (v.Any || *v == *rw) && (e.flags&isImportant != 0 || c.flags&isImportant == 0) {
 				cancelled = true
 			}
@@ -247,7 +249,7 @@ func (j *judgement) rewritten(m *Matcher, name []byte) bool {
 	}
 	// A response code goes before a name, a name before data.
 	kind := func(id uint32) int {
-		switch rw := rules[id].more.mods.Rewrite; {
+		switch rw := m.rules.rewrite(id); {
 		case rw.RCode != 0:
 			return 0
 		case rw.CNAME != "":
@@ -302,7 +304,7 @@ type Answer struct {
 func (m *Matcher) Rewrite(r *Result, qtype uint16) Answer {
 	var a Answer
 	for _, id := range r.refs[:r.n] {
-		rw := m.rules.all[id].more.mods.Rewrite
+		rw := m.rules.rewrite(id)
 		switch {
 		case rw.RCode != 0:
 			return Answer{RCode: rw.RCode}
@@ -328,7 +330,7 @@ func (m *Matcher) HostAddrs(r *Result, qtype uint16) []netip.Addr {
 		}
 	}
 	for _, id := range r.refs[:r.n] {
-		if a := m.rules.all[id].more.addr; a.Is4() == (qtype == typeA) {
+		if a := m.rules.moreOf(&m.rules.all[id]).addr; a.Is4() == (qtype == typeA) {
 			addrs = appendNew(addrs, a)
 		}
 	}
@@ -378,6 +380,7 @@ func (m *Matcher) Facts(name []byte, hashes []uint64) Facts {
 	f.full = len(hashes) > 0 && m.rules.any(name, hashes)
 	// Layers that meet at one suffix may hold each other's $badfilter; leave that to the full match.
 	f.full = f.full || len(m.layers) > 1 && f.n > 1
+	runtime.KeepAlive(m)
 	return f
 }
 
@@ -405,7 +408,9 @@ func (m *Matcher) Judge(f *Facts, name []byte, lists *Set, q *Query) (Result, bo
 		s := l.slots[f.refs[i]]
 		l.eval(&j, s, f.exact&(1<<i) != 0, l.voids(s, j.lists))
 	}
-	return j.finish(m, name), true
+	r := j.finish(m, name)
+	runtime.KeepAlive(m)
+	return r, true
 }
 
 // appendText writes a name in wire form as text, without the final dot. A dot inside a label becomes a zero

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math/bits"
+	"runtime"
 	"slices"
 
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -65,6 +66,8 @@ type table struct {
 	sets  []uint64
 	lines []uint32
 	rules int
+	// mem holds all of these. A table read from a file shares it with others.
+	mem [2]*region
 }
 
 // A slot is one suffix.
@@ -95,38 +98,72 @@ func (t *table) find(hash uint64) (int, bool) {
 	return 0, false
 }
 
-// newTable makes a table of postings, which it reorders.
-func newTable(ps []posting) *table {
+// postings are the rules of a table to be, in a region that becomes its slots.
+type postings struct {
+	mem *region
+	all []posting // the room there is
+	n   int       // how many there are
+}
+
+func (p *postings) add(x posting) {
+	if p.n == len(p.all) {
+		p.reserve(max(64, 2*p.n))
+	}
+	p.all[p.n] = x
+	p.n++
+}
+
+// reserve makes room for n postings.
+func (p *postings) reserve(n int) {
+	if p.mem == nil {
+		p.mem = newRegion(2 * n)
+	} else {
+		p.mem.resize(2 * n)
+	}
+	p.all = castSlice[posting](p.mem.words)
+}
+
+// newTable makes a table of postings, of which nothing is left. It needs little memory beside theirs: slots are
+// of the same size and never more than a third more, so they are made in place.
+func newTable(p *postings) *table {
+	ps := p.all[:p.n]
 	sortPostings(ps)
 	// A rule that stands twice in a list is kept once, at its first line.
 	ps = slices.CompactFunc(ps, func(a, b posting) bool { return a.hash == b.hash && a.at>>32 == b.at>>32 })
-	suffixes := 0
-	for i := range ps {
-		if i == 0 || ps[i].hash != ps[i-1].hash {
-			suffixes++
+	suffixes, shared := 0, 0
+	for i := 0; i < len(ps); {
+		n := sameHash(ps, i)
+		if n > i+1 {
+			shared += n - i
 		}
+		suffixes++
+		i = n
 	}
 	t := &table{rules: len(ps), span: uint64(suffixes)*4/3 + 1}
-	t.slots = make([]slot, t.span, t.span+64)
-	words := bits.Len(uint(suffixes / 16)) // at least four bits a suffix
-	t.filter, t.shift = make([]uint64, 1<<words), uint8(64-words)
+	words := bits.Len(uint(suffixes / 8)) // at least eight bits a suffix
+	t.shift = uint8(64 - words)
+	rest := newRegion(1<<words + wordsFor[uint32](shared))
+	c := cutter{rest.words}
+	t.filter, t.lines = c.words(1<<words), cut[uint32](&c, shared)
+
+	// The suffixes move to the front, which never overtakes the postings still to be read.
+	slots := castSlice[slot](p.mem.words)
 	interned := map[string]uint32{}
 	var key []byte
-	next := 0
-	for i := 0; i < len(ps); {
-		n := i + 1
-		for n < len(ps) && ps[n].hash == ps[i].hash {
-			n++
-		}
+	line := uint32(0)
+	k := 0
+	for i := 0; i < len(ps); k++ {
+		n := sameHash(ps, i)
 		s := slot{hash: ps[i].hash}
 		if n == i+1 {
 			s.set, s.lines = single|uint32(ps[i].at>>32), uint32(ps[i].at)
 		} else {
 			key = key[:0]
-			s.lines = uint32(len(t.lines))
+			s.lines = line
 			for _, p := range ps[i:n] {
 				key = binary.LittleEndian.AppendUint16(key, uint16(p.at>>32))
-				t.lines = append(t.lines, uint32(p.at))
+				t.lines[line] = uint32(p.at)
+				line++
 			}
 			set, ok := interned[string(key)]
 			if !ok {
@@ -136,19 +173,68 @@ func newTable(ps []posting) *table {
 			}
 			s.set = set
 		}
+		slots[k] = s
 		t.filter[s.hash>>(t.shift&63)&uint64(len(t.filter)-1)] |= filterBits(s.hash)
-		home, _ := bits.Mul64(s.hash, t.span)
-		next = max(next, int(home))
-		if next >= len(t.slots) {
-			t.slots = append(t.slots, slot{})
-		}
-		t.slots[next] = s
-		next++
 		i = n
 	}
 	t.sets = slices.Clip(t.sets)
-	t.lines = append(make([]uint32, 0, len(t.lines)), t.lines...)
+	t.slots = spreadSlots(p.mem, k, t.span)
+	t.mem = [2]*region{p.mem, rest}
+	*p = postings{}
 	return t
+}
+
+// sameHash returns where the postings of the hash at i end.
+func sameHash(ps []posting, i int) int {
+	n := i + 1
+	for n < len(ps) && ps[n].hash == ps[i].hash {
+		n++
+	}
+	return n
+}
+
+// spreadSlots moves the first n slots of mem, sorted by hash, to where searches begin, or behind their
+// predecessors. That is never before where they were, so it is done in place, from the last to the first; the
+// places are found in order, though, and remembered for a stretch at a time.
+func spreadSlots(mem *region, n int, span uint64) []slot {
+	const stretch = 4096
+	place := func(s *slot, next int) int {
+		home, _ := bits.Mul64(s.hash, span)
+		return max(next, int(home))
+	}
+	slots := castSlice[slot](mem.words)
+	var begins []int
+	next := 0
+	for i := range n {
+		if i%stretch == 0 {
+			begins = append(begins, next)
+		}
+		next = place(&slots[i], next) + 1
+	}
+	size := max(next, int(span))
+	if room := len(slots); size > room || !mem.mapped && size < room {
+		mem.resize(2 * size)
+		slots = castSlice[slot](mem.words)
+	}
+	clear(slots[n:])
+	var places [stretch]int
+	for b := len(begins) - 1; b >= 0; b-- {
+		from, to := b*stretch, min(n, (b+1)*stretch)
+		next := begins[b]
+		for i := from; i < to; i++ {
+			places[i-from] = place(&slots[i], next)
+			next = places[i-from] + 1
+		}
+		for i := to - 1; i >= from; i-- {
+			s := slots[i]
+			slots[i] = slot{}
+			slots[places[i-from]] = s
+		}
+	}
+	if size < len(slots) {
+		mem.resize(2 * size)
+	}
+	return castSlice[slot](mem.words)[:size:size]
 }
 
 // addSet appends the sections of the postings of one suffix.
@@ -221,15 +307,15 @@ func sortPostings(ps []posting) {
 	}
 }
 
-// postings appends the table's postings of the lists in keep.
-func (t *table) postings(ps []posting, keep *Set) []posting {
+// postings adds the table's postings of the lists in keep.
+func (t *table) postings(ps *postings, keep *Set) {
 	for _, s := range t.slots {
 		if s.hash == 0 {
 			continue
 		}
 		if s.set&single != 0 {
 			if keep.Has(int(s.set & (MaxLists - 1))) {
-				ps = append(ps, posting{s.hash, uint64(s.set&^single)<<32 | uint64(s.lines)})
+				ps.add(posting{s.hash, uint64(s.set&^single)<<32 | uint64(s.lines)})
 			}
 			continue
 		}
@@ -244,7 +330,7 @@ func (t *table) postings(ps []posting, keep *Set) []posting {
 				for word := t.sets[at]; word != 0; word &= word - 1 {
 					list := w*64 + bits.TrailingZeros64(word)
 					if keep.Has(list) {
-						ps = append(ps, posting{s.hash, uint64(kind(head)&127)<<41 | uint64(list)<<32 | uint64(t.lines[line])})
+						ps.add(posting{s.hash, uint64(kind(head)&127)<<41 | uint64(list)<<32 | uint64(t.lines[line])})
 					}
 					line++
 				}
@@ -255,7 +341,7 @@ func (t *table) postings(ps []posting, keep *Set) []posting {
 			}
 		}
 	}
-	return ps
+	runtime.KeepAlive(t)
 }
 
 // A layer is a table as one Matcher sees it.
@@ -348,6 +434,34 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 	f := k.form()
 	j.r.hosts |= 1 << (f - rulelist.HostNull4)
 	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), j.depth, list, line)
+}
+
+// may returns a bit for each of up to 64 hashes that may be in the table, without a branch, so that the
+// processor waits for all the words of the filter at once.
+func (t *table) may(hashes []uint64) (mask uint64) {
+	filter, shift := t.filter, t.shift&63
+	for i, h := range hashes {
+		h = max(h, 1)
+		missing := filterBits(h) &^ filter[h>>shift&uint64(len(filter)-1)]
+		mask |= (1 ^ (missing|-missing)>>63) << (i & 63)
+	}
+	return mask
+}
+
+// suffixes judges the rules of tables.
+func (m *Matcher) suffixes(j *judgement, hashes []uint64) {
+	for from := 0; from < len(hashes); from += 64 {
+		some := hashes[from:min(len(hashes), from+64)]
+		var mask uint64
+		for i := range m.layers {
+			mask |= m.layers[i].may(some)
+		}
+		for ; mask != 0; mask &= mask - 1 {
+			i := bits.TrailingZeros64(mask)
+			j.depth = uint8(from + i + 1)
+			m.suffix(j, some[i], from+i == len(hashes)-1)
+		}
+	}
 }
 
 // suffix judges the rules of all layers at one suffix.

@@ -1,0 +1,116 @@
+package filter
+
+import (
+	"runtime"
+	"sync/atomic"
+	"unsafe"
+)
+
+// A region is memory for one big part of an index: 64-bit words, zero at first. From offHeap bytes on it lies
+// outside the Go heap, where it neither costs the garbage collector work nor doubles its next goal, on huge
+// pages if the system has them, since an index is read at random.
+//
+// A region is given back when nothing refers to it any more. Slices of its words are no such reference: who
+// works on them keeps the Matcher or the region alive until he is done (runtime.KeepAlive).
+type region struct {
+	words  []uint64
+	mapped bool
+	undo   runtime.Cleanup
+}
+
+// offHeap is the size from which regions lie outside the Go heap. Private lists and custom rules, of which
+// there may be a million, stay below it: a mapping costs at least a page and a system call.
+const offHeap = 1 << 20
+
+// mapped counts the bytes of regions outside the Go heap.
+var mapped atomic.Int64
+
+func newRegion(words int) *region {
+	r := &region{}
+	if words*8 >= offHeap {
+		if w, ok := mapWords(words); ok {
+			r.own(w)
+			return r
+		}
+	}
+	r.words = make([]uint64, words)
+	return r
+}
+
+// own makes the words, a mapping, the region's.
+func (r *region) own(w []uint64) {
+	mapped.Add(int64(len(w)) * 8)
+	r.words, r.mapped = w, true
+	r.undo = runtime.AddCleanup(r, func(m mapping) {
+		mapped.Add(-int64(m.words) * 8)
+		unmapWords(m)
+	}, mapping{unsafe.Pointer(unsafe.SliceData(w)), len(w)})
+}
+
+// disown takes the words from the region.
+func (r *region) disown() []uint64 {
+	if r.mapped {
+		r.undo.Stop()
+		mapped.Add(-int64(len(r.words)) * 8)
+	}
+	w := r.words
+	r.words, r.mapped = nil, false
+	return w
+}
+
+// A mapping is what a cleanup may know of words: where they are.
+type mapping struct {
+	at    unsafe.Pointer
+	words int
+}
+
+// resize makes the region that many words long and keeps those that stay. Slices of the old words are void.
+func (r *region) resize(words int) {
+	wasMapped := r.mapped
+	old := r.disown()
+	if wasMapped {
+		if w, ok := remapWords(old, words); ok {
+			r.own(w)
+			return
+		}
+	}
+	n := newRegion(words)
+	copy(n.words, old)
+	if wasMapped {
+		unmapWords(mapping{unsafe.Pointer(unsafe.SliceData(old)), len(old)})
+	}
+	if n.mapped {
+		r.own(n.disown())
+	} else {
+		r.words = n.words
+	}
+}
+
+// castSlice is words as something else, of a size that divides eight or is a multiple of it.
+func castSlice[T any](w []uint64) []T {
+	if len(w) == 0 {
+		return nil
+	}
+	var t T
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(w))), len(w)*8/int(unsafe.Sizeof(t)))
+}
+
+// A cutter cuts a region into slices.
+type cutter struct{ rest []uint64 }
+
+func (c *cutter) words(n int) []uint64 {
+	w := c.rest[:n:n]
+	c.rest = c.rest[n:]
+	return w
+}
+
+// cut returns the next n values, which begin at a word.
+func cut[T any](c *cutter, n int) []T {
+	return castSlice[T](c.words(wordsFor[T](n)))[:n:n]
+}
+
+// wordsFor returns how many words n values take.
+func wordsFor[T any](n int) int {
+	var t T
+	return (n*int(unsafe.Sizeof(t)) + 7) / 8
+}
