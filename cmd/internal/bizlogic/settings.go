@@ -17,6 +17,7 @@ import (
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver"
 )
 
 const (
@@ -350,10 +351,13 @@ func (v *view) member(key, s string) (string, error) {
 	switch key {
 	case "allow_networks", "deny_networks":
 		return canonicalNetwork(key, s)
+	case "allow_domains", "deny_domains", "rebinding_exceptions":
+		// Each stands for all names under it too, so that a star says nothing more.
+		return canonicalName(key, strings.TrimPrefix(s, "*."))
 	case "block_types":
-		t := strings.ToUpper(s)
-		if t == "" || len(t) > 16 || strings.Trim(t, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-") != "" {
-			return "", invalid(key, "%q is not the mnemonic of an RR type", s)
+		t, err := resolver.CheckType(s)
+		if err != nil {
+			return "", invalid(key, "%q is neither the mnemonic of an RR type nor TYPE and a number", s)
 		}
 		return t, nil
 	}
@@ -478,10 +482,13 @@ func checkRewrite(field string, r *userv1.Rewrite) error {
 			}
 		case "TXT", "MX", "PTR", "SRV", "HTTPS", "SVCB", "NS", "CAA":
 			if data == "" || len(data) > 4096 {
-				return invalid(field, "%s needs data", typ)
+				return invalid(field, "%s needs data of at most 4096 bytes", typ)
 			}
 			if err := checkText(field, data, 4096); err != nil {
 				return err
+			}
+			if _, err := resolver.ParseLocal(".", typ+" "+data); err != nil {
+				return invalid(field, "%q is no record: %v", rec, err)
 			}
 		default:
 			return invalid(field, "%q begins with none of A, AAAA, CNAME, TXT, MX, PTR, SRV, HTTPS, SVCB, NS, CAA, NXDOMAIN, NODATA, REFUSED", rec)
@@ -562,7 +569,10 @@ func parseWindow(s string) (*userv1.Window, error) {
 	if !ok || err1 != nil || err2 != nil || from >= 1440 {
 		return nil, invalid("schedules", "%q is not a span of a day such as 22:00-07:00", times)
 	}
-	if to <= from {
+	if to == from {
+		return nil, invalid("schedules", "%q begins and ends at once; the whole day is 00:00-24:00", times)
+	}
+	if to < from { // into the next day
 		to += 1440
 	}
 	w.From, w.To = from, to
@@ -616,7 +626,8 @@ func (v *view) checkSettings(field string, s *userv1.Settings) error {
 		return nil
 	}
 	for key, set := range map[string]*userv1.StringSet{"lists": s.Lists, "services": s.Services, "categories": s.Categories,
-		"safe_search": s.SafeSearch, "allow_networks": s.AllowNetworks, "deny_networks": s.DenyNetworks, "block_types": s.BlockTypes} {
+		"safe_search": s.SafeSearch, "allow_networks": s.AllowNetworks, "deny_networks": s.DenyNetworks, "block_types": s.BlockTypes,
+		"allow_domains": s.AllowDomains, "deny_domains": s.DenyDomains, "rebinding_exceptions": s.RebindingExceptions} {
 		for i, value := range set.GetValues() {
 			canon, err := v.member(key, value)
 			if err != nil {
