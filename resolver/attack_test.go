@@ -661,7 +661,7 @@ func TestAttackNSEC3(t *testing.T) {
 		}{
 			{"nx.i0.example.", "NXDOMAIN Secure", 4},
 			{"nx.i50.example.", "NXDOMAIN Secure", 64},
-			{"nx.i51.example.", "NXDOMAIN Insecure", 0},
+			{"nx.i51.example.", "NXDOMAIN Insecure", 8}, // each costs two, for a look whether it is a proof at all
 			{"nx.i500.example.", "NXDOMAIN Insecure", 0},
 			{"nx.i501.example.", "SERVFAIL 27", 0},
 			{strings.Repeat("l.", 60) + "i0.example.", "NXDOMAIN Secure", 64},
@@ -675,6 +675,41 @@ func TestAttackNSEC3(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A zone of too many iterations is insecure, but not so that any NSEC3 record of it, sent in answer to the question for
+// DS records, takes the signature off a name that has one.
+func TestAttackDowngradeByIterations(t *testing.T) {
+	for _, c := range []struct {
+		iterations uint16
+		owner      string // of the record that is to deny a DS record of www
+		want       string
+	}{
+		{50, "www.costly.lab.", "SERVFAIL"},
+		{51, "www.costly.lab.", "SERVFAIL"}, // it does, for an ordinary name: no zone begins there
+		{150, "www.costly.lab.", "SERVFAIL"},
+		{150, "costly.lab.", "SERVFAIL"}, // it does not
+		{151, "costly.lab.", "NOERROR Insecure"},
+	} {
+		s := newSigner("costly.lab.")
+		hash := func(n string) string { return strings.ToLower(dns.HashName(n, dns.SHA1, c.iterations, "")) }
+		types := map[string]string{"www.costly.lab.": "A RRSIG", "costly.lab.": "NS SOA RRSIG DNSKEY"}[c.owner]
+		withRecursor(t, zones{zoneAt("costly.lab.", evil1, "")}, s.anchor(), nil, func(r *recursor) {
+			r.sim.SetBehaviour(netip.MustParseAddr(evil1), siminternet.Behaviour{Hook: s.serve(func(q siminternet.Query, m *dns.Msg) {
+				if _, typ := asked(q); typ == dns.TypeA {
+					m.Answer = records("www.costly.lab. A 203.0.113.66")
+					return
+				}
+				m.Ns = append(m.Ns, s.signed(fmt.Sprintf("%s.costly.lab. NSEC3 1 0 %d - %s %s", hash(c.owner), c.iterations, hash("next.costly.lab."), types))...)
+			})})
+			for range 2 { // the second time out of the cache
+				if got := r.outcome("www.costly.lab.", dns.TypeA); !strings.HasPrefix(got, c.want) {
+					t.Errorf("%d iterations, record of %s: %s, want %s", c.iterations, c.owner, got, c.want)
+				}
+				r.outcome("www.costly.lab.", dns.TypeDS) // what a client asks about it changes nothing
+			}
+		})
+	}
 }
 
 // Tricks with wildcards, signatures and denials (CVE-2017-15105, CVE-2026-44690, -13321, -10723, -52686): each

@@ -273,7 +273,7 @@ func (r *run) parentSays(name dnsname.Name, u *query.Unvalidated) (z *zone, cut 
 		return nil, false, nil, err
 	case d.status == query.Bogus:
 		return nil, false, &d.why, nil
-	case d.status != query.Secure || d.delegation:
+	case !d.ordinary && (d.status != query.Secure || d.delegation):
 		return r.insecureFrom(name, d.why, d.ttl), true, nil, nil
 	case d.nameError:
 		return nothing, false, nil, nil

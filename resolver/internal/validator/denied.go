@@ -258,6 +258,11 @@ func (r *run) denial(u *query.Unvalidated, name dnsname.Name, soa *query.RRset, 
 		head = query.RRset{}
 	}
 	k := rrcache.Key{Name: name, Type: u.Question.Type, Class: dnswire.ClassIN, View: r.view, Subnet: r.subnet}
+	if k.Type == dnswire.TypeDS && vd.why.ede == denial.EDEIterations {
+		// Insecure for what it cost, which says nothing of a delegation: whoever follows the chain of trust has to
+		// judge the records again.
+		return vd, append(needed, proof...), nil
+	}
 	if k.Type != dnswire.TypeANY && k.Type != dnswire.TypeRRSIG || kind == rrcache.NXDomain {
 		if soa != nil || k.Type == dnswire.TypeDS {
 			r.v.o.Cache.PutNegative(k, kind, head, proof, vd.status, r.now)
@@ -311,6 +316,7 @@ func (r *run) wildcard(u *query.Unvalidated, s *query.RRset, vd verdict) (verdic
 type dsDenial struct {
 	verdict
 	delegation bool // there is, or with opt-out may be, a delegation to a zone that is not signed
+	ordinary   bool // there is none, by records that may be too costly to be Secure
 	nameError  bool // the name does not exist
 	ttl        uint32
 }
@@ -356,7 +362,7 @@ func (r *run) dsDenied(u *query.Unvalidated, name dnsname.Name) (dsDenial, error
 			continue
 		}
 		d.verdict = vd
-		d.delegation = cut == denial.InsecureCut
+		d.delegation, d.ordinary = cut == denial.InsecureCut, cut == denial.NoCut
 		d.nameError = !d.delegation && u.RCode == dnswire.RCodeNXDomain && p.NameError(name).Status == query.Secure
 		if judged == query.Secure {
 			return d, nil

@@ -9,8 +9,8 @@
 // NSEC3 an owner directly below the apex, a known hash and known flags. Whatever fails that proves nothing.
 //
 // Every function is total on any bytes. The work is bounded: MaxNSEC and MaxNSEC3 records of one proof are
-// looked at, NSEC3 hashes are charged one by one to the caller's budget, and no hash costs more than
-// MaxIterations of the smallest (RFC 9276 section 3.2).
+// looked at, and NSEC3 hashes are charged to the caller's budget by what they cost, MaxIterations and one being a
+// unit. Zones that ask for more than MaxIterations prove nothing here (RFC 9276 section 3.2).
 //
 // The package does not decide what becomes of an answer: an RCODE is not signed, so it is the caller's business
 // to ask the question (NameError, NoData, …) that fits the response.
@@ -30,9 +30,11 @@ const (
 	MaxNSEC3 = 8
 	// MaxNSEC is the same for NSEC records, which cost comparisons only.
 	MaxNSEC = 32
-	// MaxIterations is the most additional iterations that are computed; beyond, the zone counts as insecure (RFC 9276
-	// section 3.2). The salt is priced: an iteration over a salt that needs n SHA-1 blocks counts n times.
+	// MaxIterations is the most additional iterations that prove something; beyond, the zone counts as insecure (RFC
+	// 9276 section 3.2). The salt is priced: an iteration over a salt that needs n SHA-1 blocks counts n times.
 	MaxIterations = 50
+	// MaxExamined is up to where a proof that counts no more has to be one all the same; see excused.
+	MaxExamined = 150
 	// RefuseIterations is where a zone is no longer excused: beyond, the proof is Bogus.
 	RefuseIterations = 500
 )
@@ -162,8 +164,9 @@ func (p *Proof) Expansion(name dnsname.Name, labels int) Result {
 }
 
 // Delegation asks what the zone, which must be above name, says of name as the apex of a zone of its own, given
-// that there was no DS record (RFC 4035 section 5.2, RFC 5155 section 8.9, RFC 6840 section 4.4). Beyond the
-// iteration limit the answer is InsecureCut.
+// that there was no DS record (RFC 4035 section 5.2, RFC 5155 section 8.9, RFC 6840 section 4.4). Beyond
+// MaxIterations Status is Insecure, and the cut still what the records say of it; where they were not examined it is
+// InsecureCut.
 func (p *Proof) Delegation(name dnsname.Name) (Cut, Result) {
 	if !name.Below(p.zone) {
 		return Unproven, bogus(EDEBogus, "the name is not below the zone that should deny it")
@@ -179,7 +182,7 @@ func (p *Proof) Delegation(name dnsname.Name) (Cut, Result) {
 	switch {
 	case r.Status == query.Bogus:
 		return Unproven, r
-	case r.EDE == EDEIterations:
+	case cut == Unproven: // too many iterations to look
 		return InsecureCut, r
 	}
 	return cut, r
@@ -206,13 +209,29 @@ func (p *Proof) either(name dnsname.Name, nsec, nsec3 func() Result) Result {
 	case price > RefuseIterations:
 		return bogus(EDEIterations, "far too many NSEC3 iterations")
 	case price > MaxIterations:
-		r := Result{Status: query.Insecure, EDE: EDEIterations, Reason: "too many NSEC3 iterations"}
-		for i := range p.nsec3 {
-			r.use(p.nsec3[i].set)
-		}
-		return r
+		return p.excused(name, nsec3)
 	}
 	return nsec3()
+}
+
+// excused judges the proof of a zone that asks for too many iterations: it leaves open what it should prove, but
+// that is no licence to send anything. Whoever could put any genuine NSEC3 record of such a zone into a response
+// would otherwise take the signatures off every name of it. So up to MaxExamined a proof that is none is Bogus, as
+// it is for validators that still compute as many; and no valid one can be. Beyond, and where the hashes could
+// cost half of a question's budget, which deep names of an unwise zone would, the zone is taken at its word.
+func (p *Proof) excused(name dnsname.Name, nsec3 func() Result) Result {
+	const wildcardAndSelf, half = 2, 32
+	hashes := name.Labels() - p.zone.Labels() + wildcardAndSelf
+	if p.params.price() <= MaxExamined && hashes*p.params.weight() <= half {
+		if r := nsec3(); r.Status == query.Bogus && r.Err == nil {
+			return r
+		}
+	}
+	r := Result{Status: query.Insecure, EDE: EDEIterations, Reason: "too many NSEC3 iterations"}
+	for i := range p.nsec3 {
+		r.use(p.nsec3[i].set)
+	}
+	return r
 }
 
 func proven(encloser dnsname.Name, used ...int) Result {

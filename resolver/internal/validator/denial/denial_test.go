@@ -350,6 +350,8 @@ func TestLimits(t *testing.T) {
 		{0, 0, query.Secure, query.NoEDE},
 		{50, 0, query.Secure, query.NoEDE},
 		{51, 0, query.Insecure, 27},
+		{150, 0, query.Insecure, 27},
+		{151, 0, query.Insecure, 27},
 		{500, 0, query.Insecure, 27},
 		{501, 0, query.Bogus, 27},
 		{65535, 255, query.Bogus, 27},
@@ -365,8 +367,9 @@ func TestLimits(t *testing.T) {
 		if r.Status != c.want || r.EDE != c.ede {
 			t.Errorf("%d iterations, salt of %d: %+v, want %v %d", c.iterations, c.salt, r, c.want, c.ede)
 		}
+		// Of sub the record says nothing, which is only looked at up to MaxExamined.
 		cut, r := p.Delegation(dnsname.MustParse("sub.example."))
-		if want := map[bool]Cut{true: InsecureCut}[c.want == query.Insecure]; cut != want {
+		if want := map[bool]Cut{true: InsecureCut}[c.want == query.Insecure && p.params.price() > MaxExamined]; cut != want {
 			t.Errorf("%d iterations, salt of %d: Delegation = %v %+v", c.iterations, c.salt, cut, r)
 		}
 	}
@@ -395,6 +398,65 @@ func TestLimits(t *testing.T) {
 		if r.Status != c.want {
 			t.Errorf("behind %d NSEC records: %+v", c.before, r)
 		}
+	}
+}
+
+// A zone of too many iterations is insecure, and still cannot be made to say what it does not.
+func TestExcused(t *testing.T) {
+	chain := func(iterations int, flags string, names map[string]string) (out map[string]string) {
+		h := func(n string) string { return strings.ToLower(dns.HashName(n, dns.SHA1, uint16(iterations), "")) }
+		order := slices.SortedFunc(keys(names), func(a, b string) int { return strings.Compare(h(a), h(b)) })
+		out = make(map[string]string)
+		for i, n := range order {
+			out[n] = fmt.Sprintf("%s.example. 60 IN NSEC3 1 %s %d - %s %s", h(n), flags, iterations, h(order[(i+1)%len(order)]), names[n])
+		}
+		return out
+	}
+	names := map[string]string{"example.": "NS SOA RRSIG", "www.example.": "A RRSIG", "sub.example.": "NS", "safe.example.": "NS DS RRSIG",
+		"a.example.": "A RRSIG", "b.example.": "A RRSIG", "c.example.": "A RRSIG", "d.example.": "A RRSIG"}
+	all := slices.Sorted(keys(names))
+	for _, c := range []struct{ flags, question, parts, looked, taken string }{
+		{"0", "nodata www.example. MX", "www.example.", "Insecure", "Insecure"},
+		{"0", "nodata www.example. A", "www.example.", "Bogus", "Insecure"},
+		{"0", "nodata www.example. MX", "example.", "Bogus", "Insecure"},
+		{"0", "nxdomain nx.example.", "", "Insecure", "Insecure"},
+		{"0", "nxdomain www.example.", "", "Bogus", "Insecure"},
+		{"0", "nxdomain nx.example.", "www.example.", "Bogus", "Insecure"},
+		{"0", "delegation sub.example.", "sub.example.", "InsecureCut Insecure", "InsecureCut Insecure"},
+		{"0", "delegation safe.example.", "safe.example.", "Unproven Bogus", "InsecureCut Insecure"},
+		{"0", "delegation safe.example.", "example. sub.example. www.example.", "Unproven Bogus", "InsecureCut Insecure"},
+		{"0", "delegation www.example.", "www.example.", "NoCut Insecure", "InsecureCut Insecure"},
+		{"0", "delegation other.example.", "", "NoCut Insecure", "InsecureCut Insecure"}, // covered without opt-out
+		{"1", "delegation other.example.", "", "InsecureCut Insecure", "InsecureCut Insecure"},
+	} {
+		for iterations, want := range map[int]string{51: c.looked, 123: c.looked, 150: c.looked, 151: c.taken, 500: c.taken} {
+			parts := strings.Fields(c.parts)
+			if c.parts == "" {
+				parts = all
+			}
+			spent := 0
+			h := NewHasher(func() error { spent++; return nil })
+			got, r := ask(New("\x07example\x00", pick(chain(iterations, c.flags, names), parts, func(s string) string { return s }), h), c.question)
+			if got != want || r.Status == query.Insecure && (r.EDE != EDEIterations || len(r.Used) != len(parts)) {
+				t.Errorf("%d iterations: %s by %s = %s %+v, want %s", iterations, c.question, parts, got, r, want)
+			}
+			if spent > 32 || iterations > MaxExamined && spent > 0 {
+				t.Errorf("%d iterations: %s cost %d hashes", iterations, c.question, spent)
+			}
+		}
+	}
+	// Names so deep that hashing them would eat up the budget are not looked at, and nor is what the budget does not
+	// suffice for called bogus.
+	records := pick(chain(150, "0", names), all, func(s string) string { return s })
+	deep := dnsname.MustParse(strings.Repeat("l.", 9) + "example.")
+	spent := 0
+	h := NewHasher(func() error { spent++; return nil })
+	if r := New("\x07example\x00", records, h).NameError(deep); r.Status != query.Insecure || spent > 0 {
+		t.Errorf("nine labels: %+v, %d hashes", r, spent)
+	}
+	h = NewHasher(func() error { return fmt.Errorf("%w: NSEC3 hashes", query.ErrLimit) })
+	if cut, r := New("\x07example\x00", records, h).Delegation(dnsname.MustParse("www.example.")); r.Status != query.Insecure || r.Err != nil || cut != InsecureCut {
+		t.Errorf("without a budget: %v %+v", cut, r)
 	}
 }
 

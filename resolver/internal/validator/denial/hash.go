@@ -27,8 +27,8 @@ type hashed struct {
 	hash   Hash
 }
 
-// NewHasher returns a Hasher that calls charge before each hash that is new to it; an error ends the proof.
-// (*query.Tree).Hash is such a function.
+// NewHasher returns a Hasher that calls charge before each hash that is new to it, and once more for every
+// MaxIterations that the hash takes beyond the first; an error ends the proof. (*query.Tree).Hash is such a function.
 func NewHasher(charge func() error) *Hasher { return &Hasher{charge: charge} }
 
 // Hash returns the hash of a name, or the error of who pays for it.
@@ -39,8 +39,10 @@ func (h *Hasher) Hash(name dnsname.Name, p Params) (Hash, error) {
 		}
 	}
 	if h.charge != nil {
-		if err := h.charge(); err != nil {
-			return Hash{}, err
+		for range p.weight() {
+			if err := h.charge(); err != nil {
+				return Hash{}, err
+			}
 		}
 	}
 	sum := hash(name, p)

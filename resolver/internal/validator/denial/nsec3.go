@@ -44,6 +44,9 @@ func (p Params) price() int {
 	return (int(p.iterations)+1)*blocks - 1
 }
 
+// weight returns how many hashes of the most iterations that count one hash costs as much as, at least one.
+func (p Params) weight() int { return (p.price() + 1 + MaxIterations) / (MaxIterations + 1) }
+
 // addNSEC3 takes the record of s, unless it is malformed, stands elsewhere than directly below the apex
 // (CVE-2026-10723), or has a hash or flags that are not known (RFC 5155 sections 8.1 and 8.2).
 func (p *Proof) addNSEC3(s *query.RRset, set int) {
