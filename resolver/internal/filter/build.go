@@ -53,8 +53,9 @@ func (m *Matcher) Stats() Stats {
 		s.Bytes += int64(cap(t.filter))*8 + int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
 	}
 	s.Rules += s.Patterns
-	if m.rules.mem != nil {
-		s.Bytes += int64(len(m.rules.mem.words)) * 8
+	s.Bytes += int64(len(m.rules.all))*32 + int64(len(m.rules.texts)) + int64(len(m.rules.always))*4
+	for _, x := range m.rules.maps() {
+		s.Bytes += int64(len(x.filter))*8 + int64(len(x.keys))*16 + int64(len(x.ids))*4
 	}
 	for _, x := range m.rules.mores {
 		s.Bytes += 96

@@ -114,3 +114,12 @@ func wordsFor[T any](n int) int {
 	var t T
 	return (n*int(unsafe.Sizeof(t)) + 7) / 8
 }
+
+// bytesOf returns values as the bytes they lie in memory as.
+func bytesOf[T any](s []T) []byte {
+	var t T
+	if len(s) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(t)))
+}

@@ -363,6 +363,7 @@ func TestAgainstNaive(t *testing.T) {
 			rules = append(rules, naiveRules(t, n, text)...)
 		}
 		merged := m.Merge()
+		loaded := reloaded(t, m)
 		for range 200 {
 			name := randomName(r)
 			wire := []byte(dnsname.MustParse(name))
@@ -378,7 +379,7 @@ func TestAgainstNaive(t *testing.T) {
 			}
 			want := naiveMatch(rules, name, func(n int) bool { return lists == nil || lists.Has(n) }, q)
 			verdicts[want.verdict]++
-			for _, m := range []*Matcher{m, merged} {
+			for _, m := range []*Matcher{m, merged, loaded} {
 				got := m.Match(wire, lists, q)
 				if d := diff(m, &got, want, q.Type); d != "" {
 					t.Fatalf("round %d, %s type %d client %q tags %q: %s\nlists %v", round, name, q.Type, q.Client, q.Tags, d, texts)

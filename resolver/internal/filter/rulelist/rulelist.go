@@ -33,6 +33,8 @@ const (
 	MaxComplaints = 1000
 	// MaxRules is how many rules one list may hold by default: three times the largest known list.
 	MaxRules = 5_000_000
+	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
+	Version = 1
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
