@@ -77,8 +77,12 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 		Cache: admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key, Forget: r.engine.forget},
 		Explain: admin.Policies{
 			Users: r.o.Users, Policy: r.policy, Blob: r.o.Blob,
-			Answer: func(ctx context.Context, q query.Question) (settled.Entry, error) {
-				return r.engine.Fetch(ctx, query.NewTree(clock.Elapsed(), query.Budget{}), q)
+			Answer: func(ctx context.Context, q query.Question) (e settled.Entry, local bool, err error) {
+				if e, ok := r.local.Lookup(&q, clock.Elapsed()); ok {
+					return e, true, nil
+				}
+				e, err = r.engine.Fetch(ctx, query.NewTree(clock.Elapsed(), query.Budget{}), q)
+				return e, false, err
 			},
 		},
 		Sync: o.Sync, Lifecycle: lifecycle(o.Draining),

@@ -152,6 +152,7 @@ type Resolver struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	engine  *engine
+	local   *localdata.Data
 	policy  *policy.Policy
 	path    *pipeline.Pipeline
 	servers []server
@@ -207,8 +208,10 @@ func New(o Options) (_ *Resolver, err error) {
 	if err != nil {
 		return nil, err
 	}
+	r.local = local
 	r.policy = policy.New(policy.Options{
 		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
+		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
 	gate := overload.New(overload.Options{
 		Allow: o.Access.Allow, Unlimited: o.Access.Unlimited, Seed: r.engine.key.K0,
@@ -263,6 +266,9 @@ func New(o Options) (_ *Resolver, err error) {
 	}
 	return r, nil
 }
+
+// ownRulesShare is the part of the Go heap that users' own rules may take once compiled.
+const ownRulesShare = 16
 
 // newListeners makes the servers of all transports.
 func (r *Resolver) newListeners() (servers []server, err error) {

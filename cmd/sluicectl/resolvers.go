@@ -45,13 +45,13 @@ func (a *app) explain() *cobra.Command {
 					return err
 				}
 				return show(a, resp.Steps, func() *table {
-					t := &table{head: []string{"STEP", "VERDICT", "LIST", "LINE", "RULE", "DETAIL"}}
+					t := &table{head: []string{"STEP", "VERDICT", "LIST", "LINE", "RULE", "DETAIL", "CHANGED BY"}}
 					for _, s := range resp.Steps {
 						line := ""
 						if s.Line > 0 {
 							line = strconv.FormatUint(uint64(s.Line), 10)
 						}
-						t.add(s.Step, s.Verdict, s.List, line, s.Rule, s.Detail)
+						t.add(s.Step, s.Verdict, s.List, line, s.Rule, s.Detail, s.Change)
 					}
 					return t
 				})

@@ -55,7 +55,7 @@ func FuzzParseAssignment(f *testing.F) {
 func TestSimilarKey(t *testing.T) {
 	for key, want := range map[string]string{
 		"mdoe": "mode", "list": "lists", "service": "services", "blockttl": "block_ttl", "safesearch": "safe_search", "enable": "enabled",
-		"rebinding": "rebinding_protection", "mode": "", "policy": "", "xyzzy_quux": "",
+		"rebinding_prot": "rebinding_protection", "mode": "", "policy": "", "xyzzy_quux": "",
 	} {
 		if got := similarKey(key); got != want {
 			t.Errorf("%s: %q; want %q", key, got, want)

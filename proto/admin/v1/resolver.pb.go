@@ -666,7 +666,9 @@ type ExplainStep struct {
 	// Its line, from 1.
 	Line uint32 `protobuf:"varint,5,opt,name=line,proto3" json:"line,omitempty"`
 	// More, for people.
-	Detail        string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What setting or rule would change it, for people. Empty: nothing was decided.
+	Change        string `protobuf:"bytes,7,opt,name=change,proto3" json:"change,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -739,6 +741,13 @@ func (x *ExplainStep) GetLine() uint32 {
 func (x *ExplainStep) GetDetail() string {
 	if x != nil {
 		return x.Detail
+	}
+	return ""
+}
+
+func (x *ExplainStep) GetChange() string {
+	if x != nil {
+		return x.Change
 	}
 	return ""
 }
@@ -1936,14 +1945,15 @@ const file_admin_v1_resolver_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04type\x18\x03 \x01(\tR\x04type\"E\n" +
 	"\x0fExplainResponse\x122\n" +
-	"\x05steps\x18\x01 \x03(\v2\x1c.sluice.admin.v1.ExplainStepR\x05steps\"\x8f\x01\n" +
+	"\x05steps\x18\x01 \x03(\v2\x1c.sluice.admin.v1.ExplainStepR\x05steps\"\xa7\x01\n" +
 	"\vExplainStep\x12\x12\n" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x18\n" +
 	"\averdict\x18\x02 \x01(\tR\averdict\x12\x12\n" +
 	"\x04list\x18\x03 \x01(\tR\x04list\x12\x12\n" +
 	"\x04rule\x18\x04 \x01(\tR\x04rule\x12\x12\n" +
 	"\x04line\x18\x05 \x01(\rR\x04line\x12\x16\n" +
-	"\x06detail\x18\x06 \x01(\tR\x06detail\"&\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06change\x18\a \x01(\tR\x06change\"&\n" +
 	"\x10GetLimitsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"C\n" +
 	"\x11GetLimitsResponse\x12.\n" +

@@ -21,14 +21,16 @@ import (
 type Policies struct {
 	Users  *usercache.Cache
 	Policy *policy.Policy
-	// Answer resolves a question as for a client. Nil leaves out what answers lead to.
-	Answer func(ctx context.Context, q query.Question) (settled.Entry, error)
+	// Answer resolves a question as for a client, and says whether local data answers it. Nil leaves out what
+	// answers lead to.
+	Answer func(ctx context.Context, q query.Question) (e settled.Entry, local bool, err error)
 	// Blob returns the text of a list, to quote rules from. Nil quotes none of lists.
 	Blob func(sha256 [32]byte) ([]byte, bool)
 }
 
 // Explain judges a question as a device's, and then what its answer holds. Of a user named alone the first
-// device is taken. Limits, access lists and the client's address are not looked at, for there is no client.
+// device is taken. Limits, access lists by network, policy zones and the client's address are not looked at, for
+// there is no client.
 func (p Policies) Explain(ctx context.Context, who Target, name dnsname.Name, typ uint16) ([]*adminv1.ExplainStep, error) {
 	q := query.Query{Scratch: new(query.Scratch), Source: netip.AddrPortFrom(netip.IPv4Unspecified(), 0), Arrived: clock.Elapsed()}
 	q.Question = query.Question{Name: name, Type: typ, Class: dnswire.ClassIN}
@@ -40,27 +42,38 @@ func (p Policies) Explain(ctx context.Context, who Target, name dnsname.Name, ty
 		p.Policy.Prepare(ctx, &q)
 	}
 	e := explanation{p: p, profile: &q.Client.Profile, steps: []*adminv1.ExplainStep{first}}
+	tooMuch, missing := p.Policy.LeftOut(&q)
+	for _, what := range tooMuch {
+		e.note("own rules", "none", what+" is left out: one user may not have so much")
+	}
+	if missing {
+		e.note("own rules", "none", "some text of the user's has not reached this resolver yet and is left out")
+	}
 	q.Turn.Current = q.Question
-	for range query.MaxTurns {
-		v := p.Policy.ExplainQuestion(&q, e.add)
-		switch v.Kind {
-		case query.Redirected, query.Flattened:
-			q.Turn.Current.Name = v.Target
-			e.note("redirect", "rewritten", "the question is now "+v.Target.String())
-			continue
-		case query.Pass:
-			return e.steps, e.answer(ctx, &q, v)
-		case query.Allowed:
-			if v.Why == policy.WhyList || v.Why == policy.WhyOwnList {
-				e.note("answer", "allowed", "an exception of a list; the answer is not judged")
+	for {
+		sofar := p.Policy.ExplainQuestion(&q, e.add)
+		v := sofar
+		if v.Kind == query.Pass || v.Kind == query.Allowed {
+			if v.Kind == query.Pass && v.Why == policy.WhyNothing {
+				e.note("question", "none", "nothing applies to "+q.Turn.Current.Name.String()+" "+dnswire.TypeText(q.Turn.Current.Type))
 			}
-			return e.steps, nil
-		case query.Blocked, query.Synthesised, query.Dropped, query.Refused, query.Truncated:
+			if v = e.answer(ctx, &q, sofar); v.Kind == query.Pass || v.Kind == query.Allowed {
+				return e.steps, nil
+			}
+		}
+		if v.Kind != query.Redirected && v.Kind != query.Flattened {
 			return e.steps, nil
 		}
+		if !q.Turn.Alias(v.Target, 0) {
+			e.note("redirect", "blocked", fmt.Sprintf("more than %d rewrites of one question; SERVFAIL", query.MaxTurns))
+			return e.steps, nil
+		}
+		how := "behind an alias"
+		if v.Kind == query.Flattened {
+			how = "and its data is given as the asked name's"
+		}
+		e.note("redirect", "rewritten", "the question is now "+v.Target.String()+" "+how)
 	}
-	e.note("redirect", "blocked", fmt.Sprintf("more than %d rewrites of one question; SERVFAIL", query.MaxTurns))
-	return e.steps, nil
 }
 
 // identify finds the device and says whose it is.
@@ -104,57 +117,60 @@ func (e *explanation) note(step, verdict, detail string) {
 
 func (e *explanation) add(s policy.Step) {
 	e.steps = append(e.steps, &adminv1.ExplainStep{
-		Step: s.Step, Verdict: verdictText(s.Verdict), List: s.List, Line: s.Line, Rule: e.rule(s), Detail: s.Detail,
+		Step: s.Step, Verdict: verdictText(s.Verdict), List: s.List, Line: s.Line, Rule: e.rule(s), Detail: s.Detail, Change: s.Change,
 	})
 }
 
 // verdictText maps the kinds of verdicts to the four that people are told of.
-func verdictText(kind string) string {
+func verdictText(kind query.VerdictKind) string {
 	switch kind {
-	case query.Pass.String():
+	case query.Pass:
 		return "none"
-	case query.Redirected.String(), query.Flattened.String(), query.Synthesised.String():
+	case query.Allowed:
+		return "allowed"
+	case query.Redirected, query.Flattened, query.Synthesised:
 		return "rewritten"
-	case query.Dropped.String(), query.Refused.String(), query.Truncated.String():
+	case query.Blocked, query.Dropped, query.Refused, query.Truncated:
 		return "blocked"
 	}
-	return kind
+	return kind.String()
 }
 
 // rule quotes the line that decided, if its text is at hand.
 func (e *explanation) rule(s policy.Step) string {
-	if s.Line == 0 {
-		return ""
-	}
 	var text []byte
 	var ok bool
-	own := func(t func(*usercache.Details) usercache.RuleText) {
-		d := e.profile.Details
-		if d == nil {
-			return
-		}
-		switch rt := t(d); {
+	own := func(rt usercache.RuleText) {
+		switch {
 		case rt.Size > 0 && !rt.Blob:
 			text, ok = e.p.Users.RuleText(e.profile, rt)
 		case rt.Size > 0 && e.p.Blob != nil:
 			text, ok = e.p.Blob(rt.SHA256)
 		}
 	}
-	switch s.Step {
-	case policy.WhyText(policy.WhyDeviceRule):
-		own(func(d *usercache.Details) usercache.RuleText { return d.DeviceRules })
-	case policy.WhyText(policy.WhyUserRule):
-		own(func(d *usercache.Details) usercache.RuleText { return d.UserRules })
-	case policy.WhyText(policy.WhyPolicyRule):
-		own(func(d *usercache.Details) usercache.RuleText { return d.PolicyRules })
-	case policy.WhyText(policy.WhyList), policy.WhyText(policy.WhyThreat):
-		cat := e.p.Users.Catalogue()
+	cat, d := e.p.Users.Catalogue(), e.profile.Details
+	switch s.Text {
+	case policy.NoText:
+		return ""
+	case policy.DeviceRules:
+		own(d.DeviceRules)
+	case policy.UserRules:
+		own(d.UserRules)
+	case policy.PolicyRules:
+		own(d.PolicyRules)
+	case policy.OwnList:
+		for _, l := range d.OwnLists {
+			if l.ID == s.List && e.p.Blob != nil {
+				text, ok = e.p.Blob(l.SHA256)
+			}
+		}
+	case policy.CatalogueList:
 		if n, known := cat.ListNumber(s.List); known && e.p.Blob != nil {
 			text, ok = e.p.Blob(cat.List(n).SHA256)
 		}
-	case policy.WhyText(policy.WhyService):
-		for _, v := range e.p.Users.Catalogue().Services {
-			if v.Name == s.List || v.ID == s.List {
+	case policy.ServiceRules:
+		for _, v := range cat.Services {
+			if v.ID == s.List {
 				text, ok = []byte(strings.Join(v.Rules, "\n")), true
 			}
 		}
@@ -177,22 +193,53 @@ func lineOf(text []byte, n uint32) string {
 }
 
 // answer resolves the question and judges what comes.
-func (e *explanation) answer(ctx context.Context, q *query.Query, sofar query.Verdict) error {
+func (e *explanation) answer(ctx context.Context, q *query.Query, sofar query.Verdict) query.Verdict {
 	if e.p.Answer == nil {
-		e.note("answer", "none", "nothing applies to the question; its answer was not looked at")
-		return nil
+		e.note("answer", "none", "its answer was not looked at")
+		return query.Verdict{}
 	}
-	entry, err := e.p.Answer(ctx, q.Turn.Current)
+	entry, local, err := e.p.Answer(ctx, q.Turn.Current)
 	if err != nil {
-		e.note("answer", "none", "nothing applies to the question; it could not be resolved: "+err.Error())
-		return nil
+		e.note("answer", "none", "it could not be resolved: "+err.Error())
+		return query.Verdict{}
 	}
 	a := entry.View()
-	if sofar.Why != policy.WhyOff {
-		if v := e.p.Policy.ExplainAnswer(q, &a, e.add); v.Kind != query.Pass && v.Kind != query.Allowed {
-			return nil
+	q.Turn.Local = local
+	judged := len(e.steps)
+	v := e.p.Policy.ExplainAnswer(q, &a, sofar, e.add)
+	if v.Kind != query.Pass && v.Kind != query.Allowed {
+		for _, s := range e.steps[judged:] {
+			s.Step = "answer: " + s.Step
+		}
+		return v
+	}
+	e.note("answer", "none", fmt.Sprintf("given as resolved: %s, %d records, %s%s", dnswire.RCodeText(a.RCode), a.AN, a.Status, leads(&a)))
+	return v
+}
+
+// leads says what an answer leads to, which is what was judged.
+func leads(a *query.Answer) string {
+	var names []string
+	for off := 0; ; {
+		kind, value, next, ok := a.Facts.Next(off)
+		if !ok {
+			break
+		}
+		off = next
+		switch kind {
+		case query.FactAlias, query.FactTarget:
+			names = append(names, dnsname.Name(value).String())
+		case query.FactAddress:
+			addr, _ := netip.AddrFromSlice(value)
+			names = append(names, addr.String())
+		case query.FactZone:
 		}
 	}
-	e.note("answer", "none", fmt.Sprintf("given as resolved: %s, %d records, %s", dnswire.RCodeText(a.RCode), a.AN, a.Status))
-	return nil
+	switch {
+	case len(names) == 0:
+		return ""
+	case len(names) > 16:
+		names = append(names[:16], "…")
+	}
+	return "; it leads to " + strings.Join(names, ", ")
 }

@@ -212,25 +212,29 @@ func newUsers(t *testing.T) (*usercache.Cache, func([32]byte) ([]byte, bool)) {
 func TestExplain(t *testing.T) {
 	users, blob := newUsers(t)
 	p := Policies{Users: users, Blob: blob, Policy: policy.New(policy.Options{Key: dnsname.NewKey([16]byte{7}), Users: users, Blob: blob})}
-	p.Answer = func(_ context.Context, q query.Question) (settled.Entry, error) {
+	p.Answer = func(_ context.Context, q query.Question) (settled.Entry, bool, error) {
 		if q.Name == dnsname.MustParse("dead.example.") {
-			return settled.Entry{}, errors.New("no server answers")
+			return settled.Entry{}, false, errors.New("no server answers")
 		}
 		u := &query.Unvalidated{Question: q}
 		if q.Name == dnsname.MustParse("alias.example.") {
 			u.Answer = []query.RRset{{Name: q.Name, Type: dnswire.TypeCNAME, Class: 1, TTL: 60, Data: query.AppendRData(nil, []byte(dnsname.MustParse("x.tracker.example.")))}}
 		}
-		return settled.Settle(u, query.Insecure, settled.Options{Now: clock.Elapsed(), EDE: query.NoEDE})
+		e, err := settled.Settle(u, query.Insecure, settled.Options{Now: clock.Elapsed(), EDE: query.NoEDE})
+		return e, false, err
 	}
-	const who = "identity, none, \"\" 0 \"\", device phone of user ann, revision 9, policy kid\n"
+	const who = "identity, none, \"\" 0 \"\", device phone of user ann, revision 9, policy kid []\n"
+	nothing := func(name string) string {
+		return "question, none, \"\" 0 \"\", nothing applies to " + name + ". A []\n"
+	}
 	for name, want := range map[string]string{
-		"ads.example":   `list, blocked, "oisd" 2 "||ads.example^", OISD`,
-		"bad.example":   `user rule, blocked, "" 2 "||bad.example^", user rule`,
-		"good.example":  `user rule, allowed, "" 1 "@@||good.example^", `,
-		"x.chat.test":   `service, blocked, "Chat" 2 "||chat.test^", Chat`,
-		"plain.example": `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure`,
-		"dead.example":  `answer, none, "" 0 "", nothing applies to the question; it could not be resolved: no server answers`,
-		"alias.example": `list, blocked, "oisd" 3 "||tracker.example^", OISD`,
+		"ads.example":   `list, blocked, "oisd" 2 "||ads.example^", ads.example [@@||ads.example^ in the user's rules, or lists-=oisd]`,
+		"bad.example":   `user rule, blocked, "user rules" 2 "||bad.example^", bad.example [@@||bad.example^ in the user's rules, or without the rule]`,
+		"good.example":  `user rule, allowed, "user rules" 1 "@@||good.example^", good.example [without the rule; its block wins if it is $important]` + "\n" + `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure []`,
+		"x.chat.test":   `service, blocked, "chat" 2 "||chat.test^", x.chat.test [@@||x.chat.test^ in the user's rules, or services-=chat]`,
+		"plain.example": nothing("plain.example") + `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure []`,
+		"dead.example":  nothing("dead.example") + `answer, none, "" 0 "", it could not be resolved: no server answers []`,
+		"alias.example": nothing("alias.example") + `answer: list, blocked, "oisd" 3 "||tracker.example^", x.tracker.example [@@||x.tracker.example^ in the user's rules, or lists-=oisd]`,
 	} {
 		for _, target := range []string{"ann", "ann/phone"} {
 			if got := explain(t, p, target, name); got != who+want+"\n" {
@@ -239,7 +243,7 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	// A rewrite is followed to what it leads to.
-	if got := explain(t, p, "ann", "old.example"); !strings.Contains(got, "rewrite, rewritten") || !strings.HasSuffix(got, "list, blocked, \"oisd\" 2 \"||ads.example^\", OISD\n") {
+	if got := explain(t, p, "ann", "old.example"); !strings.Contains(got, "rewrite, rewritten") || !strings.HasSuffix(got, "lists-=oisd]\n") {
 		t.Errorf("a rewrite:\n%s", got)
 	}
 	for target, code := range map[string]codes.Code{"nobody": codes.NotFound, "ann/tv": codes.FailedPrecondition, "bob": codes.FailedPrecondition, "bob/phone": codes.NotFound} {
@@ -264,7 +268,7 @@ func explain(t *testing.T, p Policies, target, name string) string {
 	}
 	var b strings.Builder
 	for _, s := range steps {
-		fmt.Fprintf(&b, "%s, %s, %q %d %q, %s\n", s.Step, s.Verdict, s.List, s.Line, s.Rule, s.Detail)
+		fmt.Fprintf(&b, "%s, %s, %q %d %q, %s [%s]\n", s.Step, s.Verdict, s.List, s.Line, s.Rule, s.Detail, s.Change)
 	}
 	return b.String()
 }

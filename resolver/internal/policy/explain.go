@@ -1,36 +1,132 @@
 package policy
 
 import (
+	"strings"
+
+	"github.com/sluice-dns/sluice/resolver/internal/filter"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
-// A Step is one thing that was looked at, for people who ask why.
+// A Step is one thing that decided something, for people who ask why.
 type Step struct {
 	Step    string // a row of the table
-	Verdict string
-	List    string // the id of a list or service
-	Line    uint32
-	Detail  string
+	Verdict query.VerdictKind
+	// List is the id of the catalogue list, service or own list, or which of the user's texts, that has the rule
+	// on Line, from 1; Text says where its text is to be found.
+	List string
+	Line uint32
+	Text TextOf
+	// Detail says what it was, Change what setting or rule would change it.
+	Detail, Change string
 }
+
+// A TextOf tells where the text is that a Step's Line counts lines of.
+type TextOf uint8
+
+// The kinds of texts.
+const (
+	NoText TextOf = iota
+	DeviceRules
+	UserRules
+	PolicyRules
+	OwnList
+	CatalogueList
+	ServiceRules
+)
 
 // step notes what decided, where there is no rule to name.
-func (j *judge) step(why query.Why, verdict, detail string) {
+func (j *judge) step(why query.Why, kind query.VerdictKind, detail, change string) {
 	if j.trace != nil {
-		j.trace(Step{Step: whyNames[why], Verdict: verdict, Detail: detail})
+		j.trace(Step{Step: whyNames[why], Verdict: kind, Detail: detail, Change: change})
 	}
 }
 
-func (j *judge) explain(why query.Why, v *query.Verdict) {
-	s := Step{Step: whyNames[why], Verdict: v.Kind.String(), Line: v.Line, Detail: v.Block.Reason}
+// explain notes which rule decided.
+func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v *query.Verdict) {
+	s := Step{Step: whyNames[why], Verdict: v.Kind, Line: r.Line}
+	off := ""
 	switch why {
 	case WhyList, WhyThreat:
-		if l := j.s.catalogue.List(int(v.List)); l != nil {
+		s.Text, s.List = CatalogueList, "list "+j.s.listNames[r.List]
+		if l := j.s.catalogue.List(int(r.List)); l != nil {
 			s.List = l.ID
 		}
+		off = "lists-=" + s.List
+		if c := j.category(int(r.List)); c != "" {
+			off = c
+		}
 	case WhyService:
-		s.List = j.s.serviceNames[v.List]
+		s.Text, s.List = ServiceRules, j.s.serviceNames[r.List]
+		for _, v := range j.s.catalogue.Services {
+			if v.Number == int(r.List) {
+				s.List = v.ID
+			}
+		}
+		off = "services-=" + s.List
+	case WhyOwnList:
+		s.Text, s.List = OwnList, j.own.lists[from.i].id
+		off = "own_lists-=" + s.List
+	default: // important, device, user and policy rules
+		s.Text = DeviceRules + TextOf(from.i)
+		s.List = whyNames[int(WhyDeviceRule)+int(from.i)] + "s"
+		off = "without the rule"
+	}
+	s.Detail = v.Block.Reason
+	if n.text != "" {
+		s.Detail = strings.TrimSuffix(n.text.String(), ".")
+	}
+	switch v.Kind {
+	case query.Blocked:
+		s.Change = j.exception(n, r, why) + off
+	case query.Synthesised, query.Redirected:
+		s.Change = off
+		if v.Kind == query.Redirected {
+			s.Detail += " is answered as " + v.Target.String()
+		}
+	case query.Allowed:
+		s.Change = off + "; its block wins if it is $important"
+	default:
+		s.Change = off
 	}
 	j.trace(s)
+}
+
+// exception is the rule of the user's own that would let a blocked name pass, with what stands behind it.
+func (j *judge) exception(n *name, r *filter.Result, why query.Why) string {
+	if n.text == "" {
+		return ""
+	}
+	text := "@@||" + strings.TrimSuffix(n.text.String(), ".") + "^"
+	where := " in the user's rules, or "
+	switch {
+	case why == WhyImportant:
+		text += "$important"
+	case why == WhyDeviceRule:
+		where = " in the device's rules, or "
+	case r.Important:
+		// Important in a list; the user's plain rules come before lists all the same.
+	}
+	return text + where
+}
+
+// category is the setting that brought in a list which the profile has by a category and not by name.
+func (j *judge) category(list int) string {
+	for i := range j.s.catalogue.Categories {
+		c := &j.s.catalogue.Categories[i]
+		if c.Lists.Has(list) && j.p.Categories.Has(c.Number) {
+			return "category " + c.ID + " off (categories-=" + c.ID + ", safe_browsing, adult), or lists-=" + j.s.catalogue.List(list).ID
+		}
+	}
+	return ""
+}
+
+// LeftOut returns what the client's own rules lack: texts that have not arrived, and those that are more than one
+// user may have.
+func (p *Policy) LeftOut(q *query.Query) (tooMuch []string, missing bool) {
+	if o, ok := q.Client.Rules.(*own); ok {
+		return o.tooMuch, o.missing
+	}
+	return nil, false
 }
 
 // ExplainQuestion is Question, telling each step that decided something.
@@ -41,11 +137,8 @@ func (p *Policy) ExplainQuestion(q *query.Query, trace func(Step)) query.Verdict
 }
 
 // ExplainAnswer is Answer, telling each step that decided something.
-func (p *Policy) ExplainAnswer(q *query.Query, a *query.Answer, trace func(Step)) query.Verdict {
+func (p *Policy) ExplainAnswer(q *query.Query, a *query.Answer, sofar query.Verdict, trace func(Step)) query.Verdict {
 	j := p.judge(q)
 	j.trace = trace
-	if !filtering(j.p) {
-		return query.Verdict{}
-	}
-	return j.answer(a)
+	return j.answer(a, sofar)
 }

@@ -3,8 +3,6 @@ package policy
 import (
 	"context"
 	"crypto/sha256"
-	"runtime"
-	"weak"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -14,15 +12,20 @@ import (
 	"github.com/sluice-dns/sluice/usercache"
 )
 
-// An own is what a device's Details come to when compiled. It is immutable and hangs on the Details, so it
-// goes when they do.
+// An own is what a device's Details come to when compiled. It is immutable. It hangs on the Details, so that it
+// goes when they do, and on each query that is judged by it.
 type own struct {
 	rules    [3]*filter.Matcher // of the device, the user, the shared policy; nil without
 	lists    []ownList
 	rewrites rewriteSet
 	unblocks []unblock
 	types    []uint16
-	missing  bool // a text was not there: compile again next time
+	tooMuch  []string // texts that are left out because the user may not have so much
+
+	// missing: a text was not there when changes were so many; compile again when there are more.
+	missing bool
+	changes uint64
+	item    *item
 }
 
 type ownList struct {
@@ -31,50 +34,92 @@ type ownList struct {
 }
 
 type unblock struct {
+	text    string // as it was written
 	name    dnsname.Name
 	subtree bool
 	until   int64 // Unix seconds; 0 for ever
 }
 
-// A sharedMatcher is one that somebody uses, by the content of its text.
-type sharedMatcher = weak.Pointer[filter.Matcher]
-
 // Ready reports whether the client's own rules are compiled, so that Question may be called.
 func (p *Policy) Ready(q *query.Query) bool {
 	d := q.Client.Profile.Details
-	if d == nil || q.Client.Profile.Flags == 0 {
+	if d == nil {
 		return true
 	}
-	o, ok := d.Compiled().(*own)
-	return ok && !o.missing
+	c := d.Compiled()
+	o, ok := c.(*own)
+	if !ok || o.missing && o.changes != p.changes.Load() {
+		return false
+	}
+	o.item.use()
+	q.Client.Rules = c // what is dropped meanwhile is this query's to the end
+	return true
 }
 
-// Prepare compiles the client's own rules. It may take milliseconds. Texts that are not there are left out
-// until they are.
-func (p *Policy) Prepare(_ context.Context, q *query.Query) {
-	d := q.Client.Profile.Details
+// Prepare compiles the client's own rules. It may take milliseconds, and waits while others of its tenant
+// compile. Texts that are not there are left out until they are. If ctx ends first, nothing is compiled, and the
+// query is judged without.
+func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
+	prof := &q.Client.Profile
+	d := prof.Details
 	if d == nil {
 		return
 	}
-	o := &own{rewrites: newRewriteSet(d.Rewrites, true, q.Client.Profile.BlockTTL)}
+	tenant := ""
+	if info, ok := p.o.Users.LookupUser(&prof.UserID); ok {
+		tenant = info.Tenant
+	}
+	if !p.own.enter(ctx, tenant) {
+		return
+	}
+	defer p.own.leave(tenant)
+	if p.Ready(q) {
+		return // somebody else has, while this one waited
+	}
+	o := &own{changes: p.changes.Load(), rewrites: newRewriteSet(d.Rewrites, true, prof.BlockTTL)}
+	var texts []*text
+	room := p.o.OwnBytes / 8
+	add := func(what string, sum [32]byte, size uint64, read func() ([]byte, bool)) *filter.Matcher {
+		// A rule takes about as much memory as text; of what is too long not even the text is read.
+		if size > uint64(max(room, 0)) {
+			o.tooMuch = append(o.tooMuch, what)
+			return nil
+		}
+		t, ok := p.text(sum, read)
+		if !ok {
+			o.missing = true
+			return nil
+		}
+		room -= t.item.bytes
+		texts = append(texts, t)
+		return t.matcher
+	}
 	for i, t := range [...]usercache.RuleText{d.DeviceRules, d.UserRules, d.PolicyRules} {
 		if t.Size > 0 {
-			o.rules[i] = p.matcher(t.SHA256, o, func() ([]byte, bool) {
+			o.rules[i] = add(whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, func() ([]byte, bool) {
 				if t.Blob {
 					return p.o.Blob(t.SHA256)
 				}
-				return p.o.Users.RuleText(&q.Client.Profile, t)
+				return p.o.Users.RuleText(prof, t)
 			})
 		}
 	}
 	for _, l := range d.OwnLists {
-		if m := p.matcher(l.SHA256, o, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
+		if m := add("own list "+l.ID, l.SHA256, l.Size, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
 			o.lists = append(o.lists, ownList{l.ID, m})
 		}
 	}
+	if len(o.tooMuch) > 0 {
+		p.o.Logger.Warn("a user's own rules are more than one user may have; some are left out",
+			"user", prof.UserID, "device", prof.DeviceID, "left_out", o.tooMuch, "most_bytes", p.o.OwnBytes/8)
+	}
 	for _, u := range d.Unblocks {
 		if n, err := dnsname.Parse(u.Name); err == nil {
-			o.unblocks = append(o.unblocks, unblock{n, u.Subtree, u.Until})
+			c := unblock{u.Name, n, u.Subtree, u.Until}
+			if c.subtree {
+				c.text = "*." + c.text
+			}
+			o.unblocks = append(o.unblocks, c)
 		}
 	}
 	for _, t := range d.BlockTypes {
@@ -82,49 +127,30 @@ func (p *Policy) Prepare(_ context.Context, q *query.Query) {
 			o.types = append(o.types, n)
 		}
 	}
-	d.SetCompiled(o)
+	p.own.keep(d, o, texts)
+	q.Client.Rules = o
 }
 
-// matcher returns the matcher of a text, compiled now or by somebody before; nil if the text is not there.
-func (p *Policy) matcher(sum [32]byte, o *own, text func() ([]byte, bool)) *filter.Matcher {
-	p.mu.Lock()
-	m := p.shared[sum].Value()
-	p.mu.Unlock()
-	if m != nil {
-		return m
+// text returns a compiled text, from those kept or compiled now.
+func (p *Policy) text(sum [32]byte, read func() ([]byte, bool)) (*text, bool) {
+	if t := p.own.find(sum); t != nil {
+		return t, true
 	}
-	b, ok := text()
+	b, ok := read()
 	if !ok || sha256.Sum256(b) != sum {
-		o.missing = true
-		return nil
+		return nil, false
 	}
-	m, _ = filter.Compile(&p.o.Key, string(b))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if other := p.shared[sum].Value(); other != nil {
-		return other
-	}
-	p.shared[sum] = weak.Make(m)
-	runtime.AddCleanup(m, p.forget, sum)
-	return m
+	m, _ := filter.Compile(&p.o.Key, string(b))
+	return p.own.add(sum, m), true
 }
 
-// forget drops the entry of a matcher that nobody uses any more.
-func (p *Policy) forget(sum [32]byte) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if w, ok := p.shared[sum]; ok && w.Value() == nil {
-		delete(p.shared, sum)
-	}
-}
-
-// unblocked reports whether the user has let the name through for now.
-func (o *own) unblocked(n dnsname.Name) bool {
+// unblocked returns what has let the name through for now, nil if nothing has.
+func (o *own) unblocked(n dnsname.Name) *unblock {
 	for i := range o.unblocks {
 		u := &o.unblocks[i]
 		if (n == u.name || u.subtree && n.Below(u.name)) && (u.until == 0 || clock.Wall().Unix() < u.until) {
-			return true
+			return u
 		}
 	}
-	return false
+	return nil
 }

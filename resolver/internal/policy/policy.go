@@ -1,8 +1,9 @@
 // Package policy gives a user's verdict on a question, and on its answer.
 //
-// Precedence, the first that matches wins; TestPrecedence is this table:
+// Precedence, the first that matches wins; TestPrecedence is this table, and TestPairs meets each row with each:
 //
-//	 1  filtering is off or paused                       pass
+//	 0  the user's access lists, by name                 refused
+//	 1  filtering is off, paused, or a schedule pauses everything: pass
 //	 2  a name unblocked for a while                     allowed
 //	 3  the user's own $important exception, then block  allowed, blocked
 //	 4  rules of the device                              allowed, blocked, rewritten
@@ -11,26 +12,34 @@
 //	 7  safe search                                      redirected
 //	 8  record types that are switched off, ways around the resolver
 //	 9  schedules and services                           blocked
-//	10  private lists, then catalogue lists              allowed, blocked, rewritten
+//	10  private lists and catalogue lists, as one        allowed, blocked, rewritten
 //	11  threat lists                                     blocked; an exception of a catalogue list does not lift it
 //
-// Access lists come before all of these and belong to package overload. Within one text of rules or one set
-// of lists the order is package filter's. The answer is judged by the same rows: each alias and each other
-// name it leads to by 2 to 5 and 9 to 11, each address by the rules that know addresses, and by rebinding
-// protection. An answer whose question was Allowed is not judged.
+// Access lists by network come before all of these and belong to package overload. Within one text of rules or
+// one set of lists the order is package filter's; in row 10 it is that of AdGuard over all lists together: rewrites,
+// $important exceptions, $important blocks, exceptions, blocks. Of schedules active at once those that pause come
+// before those that block.
+//
+// The answer is judged by the same rows: each alias and each other name it leads to by 2 to 5 and 9 to 11, each
+// address by the rules that know addresses, and by rebinding protection; a rule's $dnstype is then about the
+// record, so that an alias is of type CNAME. An answer whose question was Allowed is not judged, except that an
+// exception of a catalogue list lifts neither threats nor rebinding protection. Where an answer holds private
+// addresses by right, rebinding protection looks at the name that was asked: an alias of anybody's could lead to
+// a name that is excepted. Local data is the operator's, and may hold any address.
 //
 // A Policy reads users' settings from the query's Profile and compiles nothing on the way: catalogue lists,
 // services and safe search are one immutable snapshot, rebuilt in the background when the catalogue or a blob
 // changes; a user's own rules and lists are compiled by Prepare, which the pipeline calls where it may wait,
-// and shared by all whose text is the same. A list whose bytes are not there yet keeps its last version, or
-// matches nothing; it is named in Missing.
+// and shared by all whose text is the same. What is compiled is kept within a budget of bytes for all users
+// together (compiled.go); what is dropped is compiled anew when its user asks again. A list whose bytes are not
+// there yet keeps its last version, or matches nothing; it is named in Missing.
 package policy
 
 import (
 	"context"
 	"log/slog"
 	"net/netip"
-	"sync"
+	"strings"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -63,18 +72,21 @@ const (
 	WhyThreat
 	WhyRebinding
 	WhyPolicyZone // package rpz's, which holds for everybody
-	NumWhy        = iota
+	WhyAccess
+	NumWhy = iota
 )
 
 var whyNames = [NumWhy]string{"nothing", "filtering off", "unblocked", "important rule", "device rule", "user rule", "policy rule", "rewrite",
-	"safe search", "record type", "bypass", "schedule", "service", "own list", "list", "threat list", "rebinding protection", "policy zone"}
+	"safe search", "record type", "bypass", "schedule", "service", "own list", "list", "threat list", "rebinding protection", "policy zone", "access list"}
 
 // WhyText names what decided.
 func WhyText(w query.Why) string { return whyNames[w] }
 
-// Extended errors of blocking answers (RFC 8914): Filtered for what the user chose, Blocked for threats.
+// Extended errors of blocking answers (RFC 8914 section 4): Filtered for what the user chose, Blocked for threats,
+// Censored for what others demand of the operator.
 const (
 	edeBlocked  = 15
+	edeCensored = 16
 	edeFiltered = 17
 )
 
@@ -82,6 +94,7 @@ const (
 type Users interface {
 	Catalogue() *usercache.Catalogue
 	RuleText(p *usercache.Profile, t usercache.RuleText) ([]byte, bool)
+	LookupUser(id *usercache.ID) (usercache.UserInfo, bool)
 }
 
 // Options are what a Policy needs.
@@ -95,16 +108,19 @@ type Options struct {
 	// Changed is sent to when the catalogue may have changed or a blob has arrived. Nil: nothing changes
 	// after New.
 	Changed <-chan struct{}
-	Logger  *slog.Logger
+	// OwnBytes bounds the memory of users' own rules and lists, compiled; 0 means 64 MiB. One user may have an
+	// eighth of it.
+	OwnBytes int64
+	Logger   *slog.Logger
 }
 
 // A Policy judges queries. It is safe for concurrent use.
 type Policy struct {
 	o     Options
 	state atomic.Pointer[state]
-
-	mu     sync.Mutex // guards shared
-	shared map[[32]byte]sharedMatcher
+	own   compiled
+	// changes counts what may have brought a text that was missing.
+	changes atomic.Uint64
 }
 
 // New returns a Policy of the catalogue as it is.
@@ -115,7 +131,11 @@ func New(o Options) *Policy {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
 	}
-	p := &Policy{o: o, shared: make(map[[32]byte]sharedMatcher)}
+	if o.OwnBytes == 0 {
+		o.OwnBytes = 64 << 20
+	}
+	p := &Policy{o: o}
+	p.own.init(o.OwnBytes)
 	p.state.Store(newState(&p.o, nil))
 	return p
 }
@@ -134,6 +154,7 @@ func (p *Policy) Run(ctx context.Context) error {
 
 // Update brings the snapshot up to the present catalogue. It returns when queries are judged by it.
 func (p *Policy) Update() {
+	p.changes.Add(1)
 	old := p.state.Load()
 	if s := newState(&p.o, old); s != old {
 		p.state.Store(s)
@@ -155,43 +176,112 @@ func (p *Policy) Stats() filter.Stats { return p.state.Load().lists.Stats() }
 
 // A judge is one judgement under way: of a question or of the names and addresses of an answer.
 type judge struct {
-	s     *state
-	q     *query.Query
-	p     *usercache.Profile
-	own   *own // the user's own rules, compiled; nil if there are none
-	fq    filter.Query
-	trace func(Step) // nil on the query path
+	s   *state
+	q   *query.Query
+	p   *usercache.Profile
+	own *own // the user's own rules, compiled; nil if there are none
+	fq  filter.Query
+	// What applies at this time, if schedules change it; otherwise it is the profile's. blocked is a schedule
+	// that blocks everything.
+	scheduled                bool
+	lists, threats, services filter.Set
+	blocked                  *usercache.Schedule
+	trace                    func(Step) // nil on the query path
+}
+
+// now returns what applies at this time.
+func (j *judge) now() (lists, threats, services *filter.Set) {
+	if j.scheduled {
+		return &j.lists, &j.threats, &j.services
+	}
+	return (*filter.Set)(&j.p.Lists), (*filter.Set)(&j.p.Threats), (*filter.Set)(&j.p.Services)
 }
 
 func (p *Policy) judge(q *query.Query) judge {
 	j := judge{s: p.state.Load(), q: q, p: &q.Client.Profile}
 	if j.p.Details != nil {
-		j.own, _ = j.p.Details.Compiled().(*own)
+		j.own, _ = q.Client.Rules.(*own)
 		j.fq.Tags = j.p.Details.Tags
 	}
 	id := j.p.DeviceID.Bytes()
 	j.fq.Client = unsafe.String(unsafe.SliceData(id), len(id)) // lives as long as q
-	j.fq.Addr = q.Source.Addr()
+	j.fq.Addr = q.Source.Addr().Unmap()
 	return j
 }
 
-// filtering reports whether the client's queries are filtered now.
-func filtering(p *usercache.Profile) bool {
-	return p.Is(usercache.Enabled) && (p.PausedUntil == 0 || clock.Wall().Unix() >= p.PausedUntil)
+// filtering is row 1, and finds out what applies now.
+func (j *judge) filtering() bool {
+	p := j.p
+	if !p.Is(usercache.Enabled) {
+		j.step(WhyOff, query.Pass, "filtering is switched off", "enabled=true")
+		return false
+	}
+	scheduled := p.Details != nil && len(p.Details.Schedules) > 0
+	if p.PausedUntil == 0 && !scheduled {
+		return true
+	}
+	now := clock.Wall()
+	if now.Unix() < p.PausedUntil {
+		if j.trace != nil {
+			j.step(WhyOff, query.Pass, "filtering is paused until "+time.Unix(p.PausedUntil, 0).UTC().Format(time.RFC3339), "paused_until=0")
+		}
+		return false
+	}
+	return !scheduled || j.schedules(now)
+}
+
+// schedules changes what applies at this time; false if everything pauses.
+func (j *judge) schedules(now time.Time) bool {
+	all := j.p.Details.Schedules
+	for _, pause := range [...]bool{false, true} {
+		for i := range all {
+			s := &all[i]
+			if s.Pause != pause || !s.Active(now) {
+				continue
+			}
+			switch {
+			case s.Everything && pause:
+				if j.trace != nil {
+					j.step(WhyOff, query.Pass, "schedule "+s.ID+" pauses all filtering", "schedules-="+s.ID)
+				}
+				return false
+			case s.Everything:
+				j.blocked = s
+				continue
+			case !j.scheduled:
+				j.lists, j.threats, j.services = filter.Set(j.p.Lists), filter.Set(j.p.Threats), filter.Set(j.p.Services)
+				j.scheduled = true
+			}
+			lists, threats, services := (*usercache.ListSet)(&j.lists), (*usercache.ListSet)(&j.threats), (*usercache.ServiceSet)(&j.services)
+			if pause {
+				services.RemoveAll(&s.Services)
+				lists.RemoveAll(&s.Lists)
+				threats.RemoveAll(&s.Threats)
+				threats.RemoveAll(&s.Lists) // who names a list means it, whatever it is used as
+			} else {
+				services.AddAll(&s.Services)
+				lists.AddAll(&s.Lists)
+				threats.AddAll(&s.Threats)
+			}
+		}
+	}
+	return true
 }
 
 // Question judges q.Turn.Current.
 func (p *Policy) Question(q *query.Query) query.Verdict {
-	if q.Client.Profile.Flags == 0 {
-		return query.Verdict{} // nobody's profile: nothing is filtered
+	if q.Client.Profile.Flags == 0 && q.Client.Profile.Details == nil {
+		return query.Verdict{} // nobody's profile, or one that wants nothing
 	}
 	j := p.judge(q)
 	return j.question()
 }
 
 func (j *judge) question() query.Verdict {
-	if !filtering(j.p) {
-		j.step(WhyOff, "pass", "")
+	if d := j.p.Details; d != nil && j.q.Turn.NumAliases == 0 && !d.AdmitsName(string(j.q.Turn.Current.Name)) {
+		return j.denied(d)
+	}
+	if !j.filtering() {
 		return query.Verdict{Why: WhyOff}
 	}
 	n := j.hash(j.q.Turn.Current.Name)
@@ -206,6 +296,20 @@ func (j *judge) question() query.Verdict {
 		return v
 	}
 	return j.late(&n)
+}
+
+// denied is row 0.
+func (j *judge) denied(d *usercache.Details) query.Verdict {
+	v := query.Verdict{Kind: query.Refused, Why: WhyAccess}
+	v.Block.Reason = "the access list"
+	switch n := j.q.Turn.Current.Name; {
+	case j.trace == nil:
+	case d.DenyDomains.Has(string(n)):
+		j.step(WhyAccess, query.Refused, "deny_domains has the name, or one above it", "deny_domains without it")
+	default:
+		j.step(WhyAccess, query.Refused, "allow_domains has neither the name nor one above it", "allow_domains+="+strings.TrimSuffix(n.String(), "."))
+	}
+	return v
 }
 
 // A name is a canonical name with its suffix hashes.
@@ -226,8 +330,10 @@ func (j *judge) early(n *name) query.Verdict {
 	if j.own == nil {
 		return query.Verdict{}
 	}
-	if j.own.unblocked(n.text) {
-		j.step(WhyUnblocked, "allowed", "")
+	if u := j.own.unblocked(n.text); u != nil {
+		if j.trace != nil {
+			j.step(WhyUnblocked, query.Allowed, "unblocks has "+u.text, "unblocks-="+u.text)
+		}
 		return query.Verdict{Kind: query.Allowed, Why: WhyUnblocked}
 	}
 	var results [3]filter.Result
@@ -236,16 +342,21 @@ func (j *judge) early(n *name) query.Verdict {
 			results[i] = m.MatchHashed(n.wire, n.hashes, nil, &j.fq)
 		}
 	}
+	return j.ranked(&results, n)
+}
+
+// ranked is rows 3 to 5 over what the texts of device, user and policy say.
+func (j *judge) ranked(results *[3]filter.Result, n *name) query.Verdict {
 	for _, want := range [...]filter.Verdict{filter.Allowed, filter.Blocked} {
 		for i := range results {
 			if r := &results[i]; r.Important && r.Verdict == want {
-				return j.result(j.own.rules[i], r, WhyImportant, n)
+				return j.result(source{j.own.rules[i], int8(i)}, r, WhyImportant, n)
 			}
 		}
 	}
 	for i := range results {
 		if r := &results[i]; r.Verdict != filter.None {
-			return j.result(j.own.rules[i], r, WhyDeviceRule+query.Why(i), n)
+			return j.result(source{j.own.rules[i], int8(i)}, r, WhyDeviceRule+query.Why(i), n)
 		}
 	}
 	return query.Verdict{}
@@ -256,18 +367,27 @@ func (j *judge) rewrites(n *name) query.Verdict {
 	if j.own != nil {
 		if r := j.own.rewrites.find(n.text); r != nil {
 			if v := r.verdict(j.fq.Type, n.text, WhyRewrite); v.Kind != query.Pass {
-				j.step(WhyRewrite, v.Kind.String(), r.text)
+				if j.trace != nil {
+					j.step(WhyRewrite, v.Kind, "rewrites has "+r.text, "rewrites-="+r.name)
+				}
 				return v
 			}
 		}
 	}
-	if j.p.SafeSearch != 0 {
-		for mask := j.p.SafeSearch; mask != 0; mask &= mask - 1 {
-			if r := j.s.safeSearch[trailingZeros(mask)].find(n.text); r != nil {
-				if v := r.verdict(j.fq.Type, n.text, WhySafeSearch); v.Kind != query.Pass {
-					j.step(WhySafeSearch, v.Kind.String(), r.text)
-					return v
+	switch j.fq.Type {
+	case dnswire.TypeA, dnswire.TypeAAAA, dnswire.TypeHTTPS, dnswire.TypeSVCB, dnswire.TypeANY:
+	default:
+		return query.Verdict{} // safe search is about where browsers connect to; the engine's mail is its own
+	}
+	for mask := j.p.SafeSearch; mask != 0; mask &= mask - 1 {
+		i := trailingZeros(mask)
+		if r := j.s.safeSearch[i].find(n.text); r != nil {
+			if v := r.verdict(j.fq.Type, n.text, WhySafeSearch); v.Kind != query.Pass {
+				if j.trace != nil {
+					id := j.s.catalogue.SafeSearch[i].ID
+					j.step(WhySafeSearch, v.Kind, "the safe mode of "+id+" has "+r.text, "safe_search-="+id)
 				}
+				return v
 			}
 		}
 	}
@@ -276,26 +396,33 @@ func (j *judge) rewrites(n *name) query.Verdict {
 
 // switches is row 8.
 func (j *judge) switches(n *name) query.Verdict {
-	noData := false
+	change := ""
 	switch j.fq.Type {
 	case dnswire.TypeHTTPS, dnswire.TypeSVCB:
-		noData = j.p.Is(usercache.BlockHTTPSRecords)
-	}
-	if j.own != nil && !noData {
-		for _, t := range j.own.types {
-			noData = noData || t == j.fq.Type
+		if j.p.Is(usercache.BlockHTTPSRecords) {
+			change = "block_https_records=false"
 		}
 	}
-	if noData {
-		j.step(WhyType, "blocked", dnswire.TypeText(j.fq.Type))
-		v := j.blocked(WhyType, "record type switched off", edeFiltered)
+	if j.own != nil && change == "" {
+		for _, t := range j.own.types {
+			if t == j.fq.Type {
+				change = "block_types without the type"
+			}
+		}
+	}
+	if change != "" {
+		j.step(WhyType, query.Blocked, "records of this type are switched off", change)
+		v := j.block(WhyType, "record type switched off", edeFiltered)
 		v.Block.Mode = query.BlockNoData
 		return v
 	}
-	if j.p.Is(usercache.BlockBypass) {
-		if _, ok := bypasses[n.text]; ok {
-			j.step(WhyBypass, "blocked", n.text.String())
-			v := j.blocked(WhyBypass, "way around the resolver", edeFiltered)
+	const any = usercache.BlockBypass | usercache.BlockFirefoxCanary | usercache.BlockPrivateRelay
+	if j.p.Flags&any != 0 {
+		if by := bypasses[n.text]; j.p.Flags&by != 0 {
+			if j.trace != nil {
+				j.step(WhyBypass, query.Blocked, n.text.String()+" leads around the resolver", bypassKeys[by&^usercache.BlockBypass]+"=false block_bypass=false")
+			}
+			v := j.block(WhyBypass, "way around the resolver", edeFiltered)
 			v.Block.Mode = query.BlockNXDomain
 			return v
 		}
@@ -304,12 +431,17 @@ func (j *judge) switches(n *name) query.Verdict {
 }
 
 // bypasses are names whose absence tells browsers and systems not to go around the network's resolver:
-// Firefox's canary and Apple's private relay.
-var bypasses = map[dnsname.Name]struct{}{
-	dnsname.MustParse("use-application-dns.net."): {},
-	dnsname.MustParse("mask.icloud.com."):         {},
-	dnsname.MustParse("mask-h2.icloud.com."):      {},
-	dnsname.MustParse("mask.apple-dns.net."):      {},
+// Firefox's canary and Apple's private relay; and the switches that deny them.
+var bypasses = map[dnsname.Name]usercache.Flags{
+	dnsname.MustParse("use-application-dns.net."): usercache.BlockBypass | usercache.BlockFirefoxCanary,
+	dnsname.MustParse("mask.icloud.com."):         usercache.BlockBypass | usercache.BlockPrivateRelay,
+	dnsname.MustParse("mask-h2.icloud.com."):      usercache.BlockBypass | usercache.BlockPrivateRelay,
+	dnsname.MustParse("mask-canary.icloud.com."):  usercache.BlockBypass | usercache.BlockPrivateRelay,
+	dnsname.MustParse("mask.apple-dns.net."):      usercache.BlockBypass | usercache.BlockPrivateRelay,
+}
+
+var bypassKeys = map[usercache.Flags]string{
+	usercache.BlockFirefoxCanary: "block_firefox_canary", usercache.BlockPrivateRelay: "block_private_relay",
 }
 
 // localhost is never judged by lists: hosts files name it with its own address, which is no blocking, and
@@ -321,84 +453,83 @@ func (j *judge) late(n *name) query.Verdict {
 	if n.text == localhost {
 		return query.Verdict{}
 	}
-	lists, threats, services := j.p.Lists, j.p.Threats, j.p.Services
-	if j.own != nil && len(j.p.Details.Schedules) > 0 {
-		if v := j.schedules(&lists, &threats, &services); v.Kind != query.Pass {
-			return v
+	if j.blocked != nil {
+		if j.trace != nil {
+			j.step(WhySchedule, query.Blocked, "schedule "+j.blocked.ID+" blocks everything now", "schedules-="+j.blocked.ID)
 		}
+		return j.block(WhySchedule, "schedule", edeFiltered)
 	}
-	if !services.IsEmpty() {
-		r := j.s.services.MatchHashed(n.wire, n.hashes, (*filter.Set)(&services), &j.fq)
+	lists, threats, services := j.now()
+	if *services != (filter.Set{}) {
+		r := j.s.services.MatchHashed(n.wire, n.hashes, services, &j.fq)
 		if r.Verdict == filter.Blocked {
-			return j.result(j.s.services, &r, WhyService, n)
+			return j.result(source{matcher: j.s.services}, &r, WhyService, n)
 		}
 	}
+	var best filter.Result
+	from, why := source{}, WhyNothing
 	if j.own != nil {
-		for _, l := range j.own.lists {
-			if r := l.matcher.MatchHashed(n.wire, n.hashes, nil, &j.fq); r.Verdict != filter.None {
-				return j.result(l.matcher, &r, WhyOwnList, n)
+		for i := range j.own.lists {
+			m := j.own.lists[i].matcher
+			if r := m.MatchHashed(n.wire, n.hashes, nil, &j.fq); outranks(&r, &best) {
+				best, from, why = r, source{m, int8(i)}, WhyOwnList
 			}
 		}
 	}
-	verdict := query.Verdict{}
-	if !lists.IsEmpty() {
-		r := j.s.lists.MatchHashed(n.wire, n.hashes, (*filter.Set)(&lists), &j.fq)
-		if r.Verdict != filter.None {
-			if verdict = j.result(j.s.lists, &r, WhyList, n); verdict.Kind != query.Allowed {
-				return verdict
-			}
+	if *lists != (filter.Set{}) {
+		if r := j.s.lists.MatchHashed(n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
+			best, from, why = r, source{matcher: j.s.lists}, WhyList
 		}
 	}
-	if !threats.IsEmpty() {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, (*filter.Set)(&threats), &j.fq); r.Verdict == filter.Blocked {
-			return j.result(j.s.lists, &r, WhyThreat, n)
+	var verdict query.Verdict
+	if why != WhyNothing {
+		if verdict = j.result(from, &best, why, n); verdict.Kind != query.Allowed || why != WhyList {
+			return verdict
+		}
+	}
+	if *threats != (filter.Set{}) {
+		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); r.Verdict == filter.Blocked {
+			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
 	return verdict
 }
 
-// schedules changes what applies at this time. A schedule that stops everything decides at once.
-func (j *judge) schedules(lists, threats *usercache.ListSet, services *usercache.ServiceSet) query.Verdict {
-	now := clock.Wall()
-	all := j.p.Details.Schedules
-	for i := range all {
-		s := &all[i]
-		if !s.Active(now) {
-			continue
-		}
-		switch {
-		case s.Everything && s.Pause:
-			j.step(WhySchedule, "pass", s.ID)
-			return query.Verdict{Kind: query.Allowed, Why: WhySchedule}
-		case s.Everything:
-			j.step(WhySchedule, "blocked", s.ID)
-			return j.blocked(WhySchedule, "schedule", edeFiltered)
-		case s.Pause:
-			services.RemoveAll(&s.Services)
-			lists.RemoveAll(&s.Lists)
-			threats.RemoveAll(&s.Threats)
-		default:
-			services.AddAll(&s.Services)
-			lists.AddAll(&s.Lists)
-			threats.AddAll(&s.Threats)
-		}
+// outranks says whether a decides over b, both being of row 10.
+func outranks(a, b *filter.Result) bool { return standing(a) > standing(b) }
+
+func standing(r *filter.Result) int {
+	switch {
+	case r.Verdict == filter.Rewritten:
+		return 5
+	case r.Verdict == filter.Allowed && r.Important:
+		return 4
+	case r.Verdict == filter.Blocked && r.Important:
+		return 3
+	case r.Verdict == filter.Allowed:
+		return 2
+	case r.Verdict == filter.Blocked:
+		return 1
 	}
-	return query.Verdict{}
+	return 0
 }
 
 // Answer judges what came back for q.Turn.Current; sofar is what Question said.
 func (p *Policy) Answer(q *query.Query, a *query.Answer, sofar query.Verdict) query.Verdict {
-	if q.Client.Profile.Flags == 0 || len(a.Facts) == 0 || sofar.Kind == query.Allowed || sofar.Why == WhyOff {
+	if q.Client.Profile.Flags == 0 || len(a.Facts) == 0 {
 		return query.Verdict{}
 	}
 	j := p.judge(q)
-	if !filtering(j.p) {
-		return query.Verdict{}
-	}
-	return j.answer(a)
+	return j.answer(a, sofar)
 }
 
-func (j *judge) answer(a *query.Answer) query.Verdict {
+func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
+	excepted := sofar.Kind == query.Allowed
+	if excepted && sofar.Why != WhyList || sofar.Why == WhyOff || !j.filtering() {
+		return query.Verdict{}
+	}
+	// Rewriting is for what was asked, not for where others point.
+	j.fq.NoRewrite = true
 	for off := 0; ; {
 		kind, value, next, ok := a.Facts.Next(off)
 		if !ok {
@@ -407,11 +538,15 @@ func (j *judge) answer(a *query.Answer) query.Verdict {
 		off = next
 		var v query.Verdict
 		switch kind {
-		case query.FactAlias, query.FactTarget:
-			v = j.target(dnsname.Name(unsafe.String(unsafe.SliceData(value), len(value))))
+		case query.FactAlias:
+			j.fq.Type = dnswire.TypeCNAME
+			v = j.target(value, excepted)
+		case query.FactTarget:
+			j.fq.Type = j.q.Turn.Current.Type
+			v = j.target(value, excepted)
 		case query.FactAddress:
 			addr, _ := netip.AddrFromSlice(value)
-			v = j.address(addr)
+			v = j.address(addr, excepted)
 		case query.FactZone:
 			continue
 		}
@@ -425,59 +560,99 @@ func (j *judge) answer(a *query.Answer) query.Verdict {
 	}
 }
 
-// target judges a name that the answer leads to.
-func (j *judge) target(to dnsname.Name) query.Verdict {
-	n := j.hash(to)
-	j.fq.Type = j.q.Turn.Current.Type
-	j.fq.NoRewrite = true // rewriting is for what was asked, not for where others point
+// target judges a name that the answer leads to; excepted says that a catalogue list's exception let the question
+// through.
+func (j *judge) target(to []byte, excepted bool) query.Verdict {
+	n := j.hash(dnsname.Name(unsafe.String(unsafe.SliceData(to), len(to))))
+	if excepted {
+		return j.threat(&n)
+	}
 	if v := j.early(&n); v.Kind != query.Pass {
 		return v
 	}
 	return j.late(&n)
 }
 
-// address judges an address of the answer.
-func (j *judge) address(a netip.Addr) query.Verdict {
-	if j.p.Is(usercache.RebindingProtection) && special(a) {
-		j.step(WhyRebinding, "blocked", a.String())
-		return j.blocked(WhyRebinding, "private address for a public name", edeFiltered)
-	}
-	j.fq.Type = dnswire.TypeA
-	if a.Is6() {
-		j.fq.Type = dnswire.TypeAAAA
-	}
-	j.fq.NoRewrite = true
-	var n name
-	if j.own != nil {
-		for i, m := range j.own.rules {
-			if m == nil {
-				continue
-			}
-			if r := m.MatchAddr(a, nil, &j.fq); r.Verdict != filter.None {
-				return j.result(m, &r, WhyDeviceRule+query.Why(i), &n)
-			}
-		}
-		for _, l := range j.own.lists {
-			if r := l.matcher.MatchAddr(a, nil, &j.fq); r.Verdict != filter.None {
-				return j.result(l.matcher, &r, WhyOwnList, &n)
-			}
-		}
-	}
-	if !j.p.Lists.IsEmpty() {
-		if r := j.s.lists.MatchAddr(a, (*filter.Set)(&j.p.Lists), &j.fq); r.Verdict != filter.None {
-			return j.result(j.s.lists, &r, WhyList, &n)
-		}
-	}
-	if !j.p.Threats.IsEmpty() {
-		if r := j.s.lists.MatchAddr(a, (*filter.Set)(&j.p.Threats), &j.fq); r.Verdict == filter.Blocked {
-			return j.result(j.s.lists, &r, WhyThreat, &n)
+// threat is row 11 alone.
+func (j *judge) threat(n *name) query.Verdict {
+	if _, threats, _ := j.now(); *threats != (filter.Set{}) {
+		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); r.Verdict == filter.Blocked {
+			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
 	return query.Verdict{}
 }
 
+// address judges an address of the answer, by the rules that know addresses.
+func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
+	if j.p.Is(usercache.RebindingProtection) && special(a) && !j.mayBePrivate() {
+		if j.trace != nil {
+			j.step(WhyRebinding, query.Blocked, a.String()+" is a private address for a public name",
+				"rebinding_exceptions+="+strings.TrimSuffix(j.q.Question.Name.String(), "."))
+		}
+		return j.block(WhyRebinding, "private address for a public name", edeFiltered)
+	}
+	switch j.q.Turn.Current.Type {
+	case dnswire.TypeHTTPS, dnswire.TypeSVCB: // an address hint
+		j.fq.Type = j.q.Turn.Current.Type
+	default:
+		j.fq.Type = dnswire.TypeA
+		if a.Is6() {
+			j.fq.Type = dnswire.TypeAAAA
+		}
+	}
+	var n name
+	lists, threats, _ := j.now()
+	if j.own != nil && !excepted {
+		var results [3]filter.Result
+		for i, m := range j.own.rules {
+			if m != nil {
+				results[i] = m.MatchAddr(a, nil, &j.fq)
+			}
+		}
+		if v := j.ranked(&results, &n); v.Kind != query.Pass {
+			return v
+		}
+	}
+	if !excepted {
+		var best filter.Result
+		from, why := source{}, WhyNothing
+		if j.own != nil {
+			for i := range j.own.lists {
+				m := j.own.lists[i].matcher
+				if r := m.MatchAddr(a, nil, &j.fq); outranks(&r, &best) {
+					best, from, why = r, source{m, int8(i)}, WhyOwnList
+				}
+			}
+		}
+		if *lists != (filter.Set{}) {
+			if r := j.s.lists.MatchAddr(a, lists, &j.fq); outranks(&r, &best) {
+				best, from, why = r, source{matcher: j.s.lists}, WhyList
+			}
+		}
+		if why != WhyNothing {
+			if v := j.result(from, &best, why, &n); v.Kind != query.Allowed || why != WhyList {
+				return v
+			}
+		}
+	}
+	if *threats != (filter.Set{}) {
+		if r := j.s.lists.MatchAddr(a, threats, &j.fq); r.Verdict == filter.Blocked {
+			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, &n)
+		}
+	}
+	return query.Verdict{}
+}
+
+// mayBePrivate reports whether the answer may hold private addresses: it is local data, or the user excepts the
+// name that was asked.
+func (j *judge) mayBePrivate() bool {
+	d := j.p.Details
+	return j.q.Turn.Local || d != nil && d.RebindingExceptions.Has(string(j.q.Question.Name))
+}
+
 // special reports addresses that a public name should not have: private, loopback, link-local, shared
-// (RFC 6890 and 6598).
+// (RFC 6890 and 6598), and such ones inside IPv6.
 func special(a netip.Addr) bool {
 	a = a.Unmap()
 	return a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || shared.Contains(a)
@@ -485,8 +660,15 @@ func special(a netip.Addr) bool {
 
 var shared = netip.MustParsePrefix("100.64.0.0/10")
 
+// A source is the matcher that a result is of; i tells which of several of its kind it is, for explanations.
+type source struct {
+	matcher *filter.Matcher
+	i       int8
+}
+
 // result turns what rules say into a verdict.
-func (j *judge) result(m *filter.Matcher, r *filter.Result, why query.Why, n *name) query.Verdict {
+func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) query.Verdict {
+	m := from.matcher
 	v := query.Verdict{Why: why, List: r.List, Line: r.Line}
 	switch r.Verdict {
 	case filter.Allowed:
@@ -496,18 +678,14 @@ func (j *judge) result(m *filter.Matcher, r *filter.Result, why query.Why, n *na
 			v.Kind, v.Synth = query.Synthesised, addressSynth(addrs, j.fq.Type, j.p.BlockTTL)
 			break
 		}
-		ede := uint16(edeFiltered)
-		if why == WhyThreat {
-			ede = edeBlocked
-		}
-		b := j.blocked(why, j.s.reason(why, r.List), ede)
+		b := j.block(why, j.reason(from, r, why), j.s.ede(why, r.List))
 		v.Kind, v.Block = b.Kind, b.Block
 	case filter.Rewritten:
 		v = rewritten(m, r, v, j.fq.Type, j.p.BlockTTL)
 	case filter.None:
 	}
 	if j.trace != nil {
-		j.explain(why, &v)
+		j.explain(from, r, why, n, &v)
 	}
 	return v
 }
@@ -522,8 +700,21 @@ func meansBlocked(addrs []netip.Addr) bool {
 	return true
 }
 
-// blocked is the user's way of blocking.
-func (j *judge) blocked(why query.Why, reason string, ede uint16) query.Verdict {
+// reason is the text of the extended error: the name of the list or service that blocked.
+func (j *judge) reason(from source, r *filter.Result, why query.Why) string {
+	switch why {
+	case WhyList, WhyThreat:
+		return j.s.listNames[r.List]
+	case WhyService:
+		return j.s.serviceNames[r.List]
+	case WhyOwnList:
+		return j.own.lists[from.i].id
+	}
+	return whyNames[why]
+}
+
+// block is the user's way of blocking.
+func (j *judge) block(why query.Why, reason string, ede uint16) query.Verdict {
 	p := j.p
 	v := query.Verdict{Kind: query.Blocked, Why: why}
 	v.Block = query.Block{TTL: time.Duration(p.BlockTTL) * time.Second, EDE: ede, Reason: reason}

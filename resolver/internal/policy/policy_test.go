@@ -215,10 +215,10 @@ func TestPrecedence(t *testing.T) {
 		{"5 rewrite", "tablet", "by-user.example.", "A", "synthesised by user rule NOERROR 192.0.2.7"},
 		{"6 over 10", "tablet", "rewritten.example.", "A", "synthesised by rewrite NOERROR 198.51.100.1 198.51.100.2"},
 		{"6 other family", "tablet", "rewritten.example.", "AAAA", "synthesised by rewrite NOERROR"},
-		{"6 another type", "tablet", "rewritten.example.", "TXT", "blocked by list mode 0"},
+		{"6 another type", "tablet", "rewritten.example.", "TXT", "synthesised by rewrite NOERROR"},
 		{"6 wildcard", "tablet", "a.b.rewritten.example.", "A", "flattened by rewrite to target.example."},
 		{"6 NXDOMAIN", "tablet", "gone.example.", "TXT", "synthesised by rewrite NXDOMAIN"},
-		{"6 itself", "tablet", "self.example.", "A", "allowed by rewrite"},
+		{"6 itself is none", "tablet", "self.example.", "A", "pass by nothing"},
 		{"7", "tablet", "www.google.example.", "A", "redirected by safe search to forcesafesearch.google.example."},
 		{"8", "tablet", "anything.example.", "HTTPS", "blocked by record type mode 2"},
 		{"8", "tablet", "anything.example.", "ANY", "blocked by record type mode 2"},
@@ -319,7 +319,7 @@ func TestSchedules(t *testing.T) {
 			case hour >= 22 || hour < 6:
 				want = map[string]string{"tube.example.": "blocked", "ads.example.": "blocked", "other.example.": "blocked"}
 			case hour == 12:
-				want = map[string]string{"tube.example.": "allowed", "ads.example.": "allowed", "other.example.": "allowed"}
+				want = map[string]string{"tube.example.": "pass", "ads.example.": "pass", "other.example.": "pass"}
 			case hour >= 14 && hour < 18:
 				want["tube.example."] = "blocked"
 			}

@@ -15,15 +15,18 @@ import (
 // A rewriteSet finds the rewrite of a name: an exact one before the closest wildcard.
 type rewriteSet struct {
 	exact, below map[dnsname.Name]*rewrite
+	bytes        int64 // of memory, roughly
 }
 
 // A rewrite answers a name with given data.
 type rewrite struct {
+	name   string // as it was written
 	text   string // for explanations
 	target dnsname.Name
 	flat   bool // the target's data is given to the name itself
 	rcode  uint16
 	ttl    uint32
+	bytes  int64                   // of records
 	synths map[uint16]*query.Synth // by type
 	empty  *query.Synth            // NODATA, or the RCODE
 }
@@ -36,7 +39,7 @@ func newRewriteSet(rs []usercache.Rewrite, flat bool, ttl uint32) rewriteSet {
 		if r.TTL == 0 {
 			r.TTL = ttl
 		}
-		c := &rewrite{text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, synths: make(map[uint16]*query.Synth)}
+		c := &rewrite{name: r.Name, text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, synths: make(map[uint16]*query.Synth)}
 		for _, rec := range r.Records {
 			c.add(rec)
 		}
@@ -54,6 +57,7 @@ func newRewriteSet(rs []usercache.Rewrite, flat bool, ttl uint32) rewriteSet {
 			*to = make(map[dnsname.Name]*rewrite)
 		}
 		(*to)[n] = c
+		s.bytes += 400 + 2*int64(len(c.text)) + c.bytes
 	}
 	return s
 }
@@ -79,6 +83,7 @@ func (r *rewrite) add(rec string) {
 		r.target = dnsname.Name(d.Data)
 		return
 	}
+	r.bytes += int64(len(d.Data)) + 16
 	s := r.synths[d.Type]
 	if s == nil {
 		s = &query.Synth{TTL: r.ttl, RRs: []query.RRset{{Type: d.Type, Class: dnswire.ClassIN, TTL: r.ttl}}}
@@ -101,29 +106,24 @@ func (s *rewriteSet) find(n dnsname.Name) *rewrite {
 	return nil
 }
 
-// verdict applies the rewrite to a question of the given type. Addresses, and the records that could carry
-// other addresses past them, are answered by the rewrite alone; other types are left to the name itself
-// unless the rewrite has them, or names another name.
+// verdict applies the rewrite to a question of the given type. A type it has no records of is empty: the name is
+// the user's now, and what others say of it would lead past the rewrite. A name that points at itself is no
+// rewrite, but keeps a wildcard's away.
 func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdict {
 	v := query.Verdict{Why: why}
 	v.Block.TTL = time.Duration(r.ttl) * time.Second
 	switch {
+	case r.target == n:
+		return query.Verdict{}
 	case r.target != "":
-		if r.target == n {
-			return query.Verdict{Kind: query.Allowed, Why: why} // a name that points at itself is let through
-		}
 		v.Target, v.Kind = r.target, query.Redirected
 		if r.flat {
 			v.Kind = query.Flattened
 		}
-	case r.rcode != 0:
-		v.Kind, v.Synth = query.Synthesised, r.empty
-	case r.synths[typ] != nil:
+	case r.rcode == 0 && r.synths[typ] != nil:
 		v.Kind, v.Synth = query.Synthesised, r.synths[typ]
-	case typ == dnswire.TypeA || typ == dnswire.TypeAAAA || typ == dnswire.TypeHTTPS || typ == dnswire.TypeSVCB || len(r.synths) == 0:
-		v.Kind, v.Synth = query.Synthesised, r.empty
 	default:
-		return query.Verdict{}
+		v.Kind, v.Synth = query.Synthesised, r.empty
 	}
 	return v
 }

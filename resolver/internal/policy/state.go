@@ -25,6 +25,7 @@ type state struct {
 	// whole is the revision of the newest catalogue so far of which nothing was missing.
 	whole uint64
 
+	required     usercache.ListSet // lists whose blocking others demand
 	listNames    [usercache.MaxLists]string
 	serviceNames [usercache.MaxServices]string
 	safeSearch   [64]rewriteSet // by the bit of Profile.SafeSearch
@@ -56,6 +57,11 @@ func newState(o *Options, old *state) *state {
 	for _, l := range cat.Lists {
 		if s.listNames[l.Number] = l.Name; l.Name == "" {
 			s.listNames[l.Number] = l.ID
+		}
+	}
+	for _, c := range cat.Categories {
+		if c.Required {
+			s.required.AddAll(&c.Lists)
 		}
 	}
 	for _, v := range cat.Services {
@@ -140,15 +146,15 @@ func (s *state) compileServices(o *Options, cat *usercache.Catalogue) (changed b
 	return changed
 }
 
-// reason is the text of the extended error: the name of the list or service that blocked.
-func (s *state) reason(why query.Why, number uint16) string {
-	switch why {
-	case WhyList, WhyThreat:
-		return s.listNames[number]
-	case WhyService:
-		return s.serviceNames[number]
+// ede is the extended error of what a list or service blocks.
+func (s *state) ede(why query.Why, number uint16) uint16 {
+	switch {
+	case (why == WhyList || why == WhyThreat) && s.required.Has(int(number)):
+		return edeCensored
+	case why == WhyThreat:
+		return edeBlocked
 	}
-	return whyNames[why]
+	return edeFiltered
 }
 
 func trailingZeros(x uint64) int { return bits.TrailingZeros64(x) & 63 }
