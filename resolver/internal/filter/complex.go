@@ -198,6 +198,8 @@ type rules struct {
 	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
 	dropped  []Dropped
+	starts   bitmap  // the first four bytes of the keys of byDot, label8 and label4
+	inside   bitmap  // those of by8 and by4
 	mem      *region // holds all of these but mores, voids and dropped
 }
 
@@ -279,6 +281,49 @@ func (x *rules) pack() {
 	for _, m := range x.maps() {
 		m.filter, m.keys, m.ids = move(c, m.filter), move(c, m.keys), move(c, m.ids)
 	}
+	x.sieve()
+}
+
+// sieve makes the bitmaps.
+func (x *rules) sieve() {
+	x.starts = newBitmap(&x.byDot, &x.label8, &x.label4)
+	x.inside = newBitmap(&x.by8, &x.by4)
+}
+
+// A bitmap holds the hashes of strings of four bytes. One bit says of most places in a name that no key begins
+// there, at a fraction of what the multimaps' own filters cost.
+type bitmap struct {
+	bits  []uint64
+	shift uint8
+}
+
+func newBitmap(maps ...*multimap) bitmap {
+	n := 0
+	for _, m := range maps {
+		n += len(m.ids)
+	}
+	if n == 0 {
+		return bitmap{}
+	}
+	k := min(max(bits.Len(uint(n))+3, 6), 19) // a key in eight to sixteen bits, but no more than 64 KiB
+	b := bitmap{make([]uint64, 1<<k/64), uint8(32 - k)}
+	for _, m := range maps {
+		for _, key := range m.keys {
+			if key.from != key.to {
+				at := uint32(key.key) * spread4 >> b.shift
+				b.bits[at/64] |= 1 << (at % 64)
+			}
+		}
+	}
+	return b
+}
+
+const spread4 = 0x9e3779b1
+
+// has reports, as 1 or 0, whether a key may begin with these four bytes. The bitmap must not be empty.
+func (b *bitmap) has(four uint32) uint64 {
+	at := four * spread4 >> (b.shift & 31)
+	return b.bits[at/64&uint32(len(b.bits)-1)] >> (at % 64) & 1
 }
 
 func move[T any](c *cutter, s []T) []T {
@@ -592,36 +637,6 @@ func (m *multimap) may(h uint64) bool {
 	return m.filter[h>>(m.shift&63)&uint64(len(m.filter)-1)]&b == b
 }
 
-// next8 returns the first place in text, from i on, whose eight bytes may be a key, or -1.
-func (m *multimap) next8(text string, i int) int {
-	filter, shift := m.filter, m.shift&63
-	if len(filter) == 0 {
-		return -1
-	}
-	for ; i+8 <= len(text); i++ {
-		h := spread(le64(text[i:]))
-		if b := filterBits(h); filter[h>>shift&uint64(len(filter)-1)]&b == b {
-			return i
-		}
-	}
-	return -1
-}
-
-// next4 is next8 for keys of four bytes.
-func (m *multimap) next4(text string, i int) int {
-	filter, shift := m.filter, m.shift&63
-	if len(filter) == 0 {
-		return -1
-	}
-	for ; i+4 <= len(text); i++ {
-		h := spread(le32(text[i:]))
-		if b := filterBits(h); filter[h>>shift&uint64(len(filter)-1)]&b == b {
-			return i
-		}
-	}
-	return -1
-}
-
 // find returns the rules of a key, of which h is the hash.
 func (m *multimap) find(key, h uint64) []uint32 {
 	for at := h >> 8 & m.mask; ; at = (at + 1) & m.mask {
@@ -635,9 +650,16 @@ func (m *multimap) find(key, h uint64) []uint32 {
 	}
 }
 
-// candidates hands every rule whose anchor the name has to f, until f reports false.
-func (x *rules) candidates(text string, hashes []uint64, f func(id uint32) bool) {
-	each := func(m *multimap, key, h uint64) bool {
+// candidates hands every rule whose anchor the name has to f, until f reports false. text is the name's.
+func (x *rules) candidates(name []byte, text string, hashes []uint64, f func(id uint32) bool) {
+	each := func(m *multimap, key uint64) bool {
+		if len(m.ids) == 0 {
+			return true
+		}
+		h := spread(key)
+		if !m.may(h) {
+			return true
+		}
 		for _, id := range m.find(key, h) {
 			if !f(id) {
 				return false
@@ -645,44 +667,42 @@ func (x *rules) candidates(text string, hashes []uint64, f func(id uint32) bool)
 		}
 		return true
 	}
-	if m := &x.bySuffix; len(m.ids) > 0 {
-		for i := len(hashes) - 1; i >= 0; i-- {
-			if h := spread(hashes[i]); m.may(h) && !each(m, hashes[i], h) {
+	if len(x.bySuffix.ids) > 0 {
+		for _, h := range hashes {
+			if !each(&x.bySuffix, h) {
 				return
 			}
 		}
 	}
-	for i := 0; i+4 <= len(text); {
-		if i+8 <= len(text) {
-			key := le64(text[i:])
-			h := spread(key)
-			if m := &x.byDot; i > 0 && len(m.ids) > 0 && m.may(h) && !each(m, key, h) {
+	if len(x.starts.bits) > 0 {
+		for i := 0; i+4 <= len(text); i += 1 + int(name[i]) { // text lacks the first length octet
+			four := uint32(le32(text[i:]))
+			if x.starts.has(four) == 0 {
+				continue
+			}
+			if i+8 <= len(text) {
+				key := le64(text[i:])
+				if i > 0 && !each(&x.byDot, key) || !each(&x.label8, key) {
+					return
+				}
+			}
+			if !each(&x.label4, uint64(four)) {
 				return
 			}
-			if m := &x.label8; len(m.ids) > 0 && m.may(h) && !each(m, key, h) {
-				return
-			}
-		}
-		if m := &x.label4; len(m.ids) > 0 {
-			key := le32(text[i:])
-			if h := spread(key); m.may(h) && !each(m, key, h) {
-				return
-			}
-		}
-		dot := strings.IndexByte(text[i:], '.')
-		if dot < 0 {
-			break
-		}
-		i += dot + 1
-	}
-	for i := x.by8.next8(text, 0); i >= 0; i = x.by8.next8(text, i+1) {
-		if key := le64(text[i:]); !each(&x.by8, key, spread(key)) {
-			return
 		}
 	}
-	for i := x.by4.next4(text, 0); i >= 0; i = x.by4.next4(text, i+1) {
-		if key := le32(text[i:]); !each(&x.by4, key, spread(key)) {
-			return
+	if len(x.inside.bits) > 0 {
+		for from := 0; from+4 <= len(text); from += 64 {
+			var mask uint64 // of the places where a key may begin
+			for i := from; i < from+64 && i+4 <= len(text); i++ {
+				mask |= x.inside.has(uint32(le32(text[i:]))) << (i & 63)
+			}
+			for ; mask != 0; mask &= mask - 1 {
+				at := from + bits.TrailingZeros64(mask)
+				if at+8 <= len(text) && !each(&x.by8, le64(text[at:])) || !each(&x.by4, le32(text[at:])) {
+					return
+				}
+			}
 		}
 	}
 	for _, id := range x.always {
@@ -697,7 +717,7 @@ func (m *Matcher) complex(j *judgement, name []byte, hashes []uint64) {
 	var buf [256]byte
 	text := view(appendText(buf[:0], name))
 	x := m.rules
-	x.candidates(text, hashes, func(id uint32) bool {
+	x.candidates(name, text, hashes, func(id uint32) bool {
 		j.try(x, id, text)
 		return true
 	})
@@ -711,7 +731,7 @@ func (x *rules) any(name []byte, hashes []uint64) bool {
 	var buf [256]byte
 	text := view(appendText(buf[:0], name))
 	found := false
-	x.candidates(text, hashes, func(id uint32) bool {
+	x.candidates(name, text, hashes, func(id uint32) bool {
 		found = x.meets(&x.all[id], text)
 		return !found
 	})

@@ -23,6 +23,7 @@
 package filter
 
 import (
+	"bytes"
 	"net/netip"
 	"runtime"
 	"unsafe"
@@ -416,18 +417,21 @@ func (m *Matcher) Judge(f *Facts, name []byte, lists *Set, q *Query) (Result, bo
 // appendText writes a name in wire form as text, without the final dot. A dot inside a label becomes a zero
 // byte, so that dots are label boundaries and nothing else.
 func appendText(b, name []byte) []byte {
-	for i := 0; i < len(name) && name[i] != 0; {
-		l := int(name[i])
-		if i > 0 {
-			b = append(b, '.')
-		}
-		for _, c := range name[i+1 : min(len(name), i+1+l)] {
+	if len(name) < 2 {
+		return b
+	}
+	from := len(b)
+	b = append(b, name[1:len(name)-1]...)
+	text := b[from:]
+	if bytes.IndexByte(text, '.') >= 0 { // inside a label, or the length of one
+		for i, c := range text {
 			if c == '.' {
-				c = 0
+				text[i] = 0
 			}
-			b = append(b, c)
 		}
-		i += 1 + l
+	}
+	for i := int(name[0]); i < len(text); i += 1 + int(name[i+1]) {
+		text[i] = '.'
 	}
 	return b
 }

@@ -297,6 +297,7 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 		return nil, nil, err
 	}
 	x.findVoids()
+	x.sieve()
 	return m, ids, nil
 }
 
