@@ -8,6 +8,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/iterator"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/validator"
 	"github.com/sluice-dns/sluice/resolver/internal/validator/trustanchor"
@@ -34,6 +35,12 @@ type DNSSECOptions struct {
 
 // CheckAnchors reports what is wrong with the text of a file of trust anchors, naming file and line, or nil.
 var CheckAnchors = trustanchor.Check
+
+// CheckHints reports what is wrong with the text of a file of root hints, or nil.
+func CheckHints(text, file string) error {
+	_, err := iterator.ParseHints(text, file)
+	return err
+}
 
 // newValidator makes the validator of an engine whose caches and iterator stand.
 func (e *engine) newValidator(o *Options) (*validator.Validator, error) {

@@ -104,9 +104,16 @@ func (s *zones) texts() []string {
 
 // load reads the file, and reports whether all of it has been taken in or given up for good.
 func (e *engine) load(ctx context.Context, log *slog.Logger) bool {
-	f, err := os.Open(e.file)
+	info, err := os.Stat(e.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true // the first start
+	}
+	if err == nil && !info.Mode().IsRegular() { // a pipe might never answer
+		err = fmt.Errorf("%s is not a regular file", e.file)
+	}
+	var f *os.File
+	if err == nil {
+		f, err = os.Open(e.file)
 	}
 	if err != nil {
 		log.Warn("the cache that was kept cannot be read and is ignored", "err", err)
@@ -157,7 +164,10 @@ func (e *engine) save(log *slog.Logger) {
 
 func (e *engine) write() (err error) {
 	temp := e.file + ".new"
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

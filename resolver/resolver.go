@@ -130,6 +130,27 @@ func ParseLocal(owner, record string) (LocalRecord, error) {
 	return rs[0], nil
 }
 
+// localOptions are the part of o that local data depends on.
+func (o *Options) localOptions() localdata.Options {
+	var except []Name
+	for _, z := range o.Recursion.Zones {
+		except = append(except, z.Name)
+	}
+	return localdata.Options{
+		Zones: o.Local.DefaultZones, Except: except, Records: o.Local.Records, NodeID: o.NodeID, Version: o.Local.Version,
+		IPv4Only: o.DNS64.IsValid(),
+	}
+}
+
+// CheckLocal reports what New would refuse of o.Local.Records, and which of them, or nil.
+func CheckLocal(o *Options) (index int, err error) {
+	_, err = localdata.New(o.localOptions())
+	if e := (*localdata.RecordError)(nil); errors.As(err, &e) {
+		index = e.Index
+	}
+	return index, err
+}
+
 // Listeners are the sockets to serve, opened by the caller and closed by the resolver.
 type Listeners struct {
 	// UDP has one socket for each worker.
@@ -197,14 +218,7 @@ func New(o Options) (_ *Resolver, err error) {
 	if r.engine, err = newEngine(&o); err != nil {
 		return nil, err
 	}
-	var except []Name
-	for _, z := range o.Recursion.Zones {
-		except = append(except, z.Name)
-	}
-	local, err := localdata.New(localdata.Options{
-		Zones: o.Local.DefaultZones, Except: except, Records: o.Local.Records, NodeID: o.NodeID, Version: o.Local.Version,
-		IPv4Only: o.DNS64.IsValid(),
-	})
+	local, err := localdata.New(o.localOptions())
 	if err != nil {
 		return nil, err
 	}

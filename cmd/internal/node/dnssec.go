@@ -34,7 +34,8 @@ func dnssecOptions(c *config.Sluice) (resolver.DNSSECOptions, error) {
 	return o, nil
 }
 
-// Unusable returns what is wrong with the files that a configuration names, beyond their syntax.
+// Unusable returns what a configuration names and a resolver would refuse, beyond syntax: the contents of files,
+// and local data.
 func Unusable(c *config.Sluice) (faults []config.Fault) {
 	if f := c.DNSSEC.TrustAnchorFile; f != "" {
 		text, err := os.ReadFile(f)
@@ -43,6 +44,25 @@ func Unusable(c *config.Sluice) (faults []config.Fault) {
 		}
 		if err != nil {
 			faults = append(faults, c.Fault("dnssec.trust_anchor_file", err.Error(), `the zone's present DS records, or "" for the root's built in here`))
+		}
+	}
+	if f := c.Recursion.RootHintsFile; f != "" {
+		text, err := os.ReadFile(f)
+		if err == nil && config.HoldsHints(string(text)) {
+			err = resolver.CheckHints(string(text), f)
+		}
+		if err != nil {
+			faults = append(faults, c.Fault("recursion.root_hints_file", err.Error(), `NS records of "." and addresses of their targets, or "" for what is built in`))
+		}
+	}
+	if records, keys, err := localRecords(c); err != nil {
+		faults = append(faults, c.Fault(keys[len(records)], err.Error(), "TYPE RDATA as in a zone file, such as A 192.0.2.7"))
+	} else if zones, err := zonesOf(c); err == nil { // with another error there is a fault already
+		o := &resolver.Options{DNS64: c.DNS64.Prefix}
+		o.Local.Records, o.Local.DefaultZones = records, c.Recursion.LocalZones == config.LocalZonesDefault
+		o.Recursion.Zones = zones
+		if i, err := resolver.CheckLocal(o); err != nil {
+			faults = append(faults, c.Fault(keys[i], err.Error(), "remove it, or what it contradicts"))
 		}
 	}
 	zones, err := policyZones(c)
@@ -55,4 +75,20 @@ func Unusable(c *config.Sluice) (faults []config.Fault) {
 		faults = append(faults, c.Fault("policy_zones", err.Error(), ""))
 	}
 	return faults
+}
+
+// localRecords brings local_data into the resolver's form; keys has the key of each record and, with an error, of
+// the one that it is about.
+func localRecords(c *config.Sluice) (records []resolver.LocalRecord, keys []string, err error) {
+	for i, d := range c.LocalData {
+		for j, r := range d.Records {
+			keys = append(keys, fmt.Sprintf("local_data[%d].records[%d]", i, j))
+			rec, err := resolver.ParseLocal(d.Name, r)
+			if err != nil {
+				return records, keys, fmt.Errorf("local_data %s: %w", d.Name, err)
+			}
+			records = append(records, rec)
+		}
+	}
+	return records, keys, nil
 }

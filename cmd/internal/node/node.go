@@ -305,14 +305,8 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		}
 		o.Rebinding.Domains = append(o.Rebinding.Domains, name)
 	}
-	for _, d := range c.LocalData {
-		for _, r := range d.Records {
-			rec, err := resolver.ParseLocal(d.Name, r)
-			if err != nil {
-				return nil, fmt.Errorf("local_data %s: %w", d.Name, err)
-			}
-			o.Local.Records = append(o.Local.Records, rec)
-		}
+	if o.Local.Records, _, err = localRecords(c); err != nil {
+		return nil, err
 	}
 	if o.PolicyZones, err = policyZones(c); err != nil {
 		return nil, err

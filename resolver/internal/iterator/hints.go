@@ -18,6 +18,10 @@ type Hint struct {
 	Addrs []netip.Addr
 }
 
+// maxHints bounds the servers of the root, and the addresses of each: there are 13 with two each, and all are asked
+// for by one question.
+const maxHints = 64
+
 // ParseHints reads root hints in zone-file syntax: NS records of the root, and addresses of their targets.
 // file names the text in errors.
 func ParseHints(text, file string) ([]Hint, error) {
@@ -26,23 +30,38 @@ func ParseHints(text, file string) ([]Hint, error) {
 		return nil, err
 	}
 	var hints []Hint
+	byName := make(map[dnsname.Name]int)
 	for _, rr := range records {
-		if rr.Type == dnswire.TypeNS && rr.Name == dnsname.Root {
-			hints = append(hints, Hint{Name: nameIn(dnswire.TypeNS, rr.Data)})
+		if rr.Class != dnswire.ClassIN {
+			return nil, fmt.Errorf("%s: %v: a record of class %d; hints are of class IN", file, rr.Name, rr.Class)
 		}
+		if rr.Type != dnswire.TypeNS || rr.Name != dnsname.Root {
+			continue
+		}
+		name := nameIn(dnswire.TypeNS, rr.Data)
+		if _, twice := byName[name]; !twice {
+			byName[name] = len(hints)
+			hints = append(hints, Hint{Name: name})
+		}
+	}
+	if len(hints) > maxHints {
+		return nil, fmt.Errorf("%s: %d root servers; at most %d are used", file, len(hints), maxHints)
 	}
 	addrs := 0
 	for _, rr := range records {
-		if rr.Type != dnswire.TypeA && rr.Type != dnswire.TypeAAAA {
+		i, ok := byName[rr.Name]
+		if !ok || rr.Type != dnswire.TypeA && rr.Type != dnswire.TypeAAAA {
 			continue
 		}
-		for i := range hints {
-			if hints[i].Name == rr.Name {
-				a, _ := netip.AddrFromSlice(rr.Data)
-				hints[i].Addrs = append(hints[i].Addrs, a)
-				addrs++
-			}
+		a, _ := netip.AddrFromSlice(rr.Data)
+		switch a = a.Unmap(); {
+		case a.IsUnspecified() || a.IsMulticast() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+			return nil, fmt.Errorf("%s: %v has the address %v, at which nobody can be asked", file, rr.Name, a)
+		case len(hints[i].Addrs) == maxHints:
+			return nil, fmt.Errorf("%s: %v has more than %d addresses", file, rr.Name, maxHints)
 		}
+		hints[i].Addrs = append(hints[i].Addrs, a)
+		addrs++
 	}
 	if addrs == 0 {
 		return nil, fmt.Errorf("%s: no root server with an address; it needs NS records of \".\" and A or AAAA records of their targets", file)

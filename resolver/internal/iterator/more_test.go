@@ -420,9 +420,16 @@ func TestHints(t *testing.T) {
 	if err != nil || len(h) != 2 || len(h[0].Addrs) != 2 || h[1].Addrs[0] != ip("192.0.2.2") {
 		t.Errorf("%v, %v", h, err)
 	}
-	for _, bad := range []string{"", ". NS a.root.", "a.root. A 192.0.2.1", "x NS", ". NS a.\na. A 1.2.3"} {
+	many := ""
+	for i := range maxHints + 1 {
+		many += fmt.Sprintf(". NS a%d.\na%d. A 192.0.2.1\n", i, i)
+	}
+	for _, bad := range []string{
+		"", ". NS a.root.", "a.root. A 192.0.2.1", "x NS", ". NS a.\na. A 1.2.3", ". CH NS a.\na. IN A 192.0.2.1",
+		". NS a.\na. A 0.0.0.0", ". NS a.\na. A 224.0.0.1", ". NS a.\na. A 255.255.255.255", ". NS a.\na. AAAA ::", many,
+	} {
 		if _, err := ParseHints(bad, "hints.txt"); err == nil || !strings.Contains(err.Error(), "hints.txt") {
-			t.Errorf("%q: %v", bad, err)
+			t.Errorf("%.80q: %v", bad, err)
 		}
 	}
 }

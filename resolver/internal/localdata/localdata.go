@@ -17,6 +17,7 @@
 package localdata
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -72,7 +73,18 @@ var defaultZones = []string{
 	"d.f.ip6.arpa.", "8.e.f.ip6.arpa.", "9.e.f.ip6.arpa.", "a.e.f.ip6.arpa.", "b.e.f.ip6.arpa.", "8.b.d.0.1.0.0.2.ip6.arpa.",
 }
 
-// New returns the local data, or an error that names the record that cannot be used.
+// A RecordError is about one of Options.Records.
+type RecordError struct {
+	Index int // in Options.Records
+	err   error
+}
+
+func (e *RecordError) Error() string { return e.err.Error() }
+
+// Unwrap returns what is wrong.
+func (e *RecordError) Unwrap() error { return e.err }
+
+// New returns the local data, or a RecordError that names the record that cannot be used.
 func New(o Options) (*Data, error) {
 	d := &Data{
 		tlds:    make(map[string]struct{}),
@@ -105,18 +117,12 @@ func New(o Options) (*Data, error) {
 		d.builtIn(reverse170, "PTR "+ipv4only)
 		d.builtIn(reverse171, "PTR "+ipv4only)
 	}
-	for _, r := range o.Records {
-		if r.Class != dnswire.ClassIN {
-			return nil, fmt.Errorf("local data of %s: class %d; only class IN is served", r.Name, r.Class)
+	sizes := make(map[sizeKey]int)
+	for i, r := range o.Records {
+		if err := d.unfit(r, sizes); err != nil {
+			return nil, &RecordError{i, fmt.Errorf("local data of %s: %w", r.Name, err)}
 		}
 		d.add(r)
-	}
-	for name, sets := range d.sets {
-		for _, s := range sets {
-			if s.Type == dnswire.TypeCNAME && len(sets) > 1 {
-				return nil, fmt.Errorf("local data of %s: a CNAME record beside others", name)
-			}
-		}
 	}
 	for _, n := range []string{"version.bind.", "version.server."} {
 		d.chaos[dnsname.MustParse(n)] = o.Version
@@ -127,6 +133,35 @@ func New(o Options) (*Data, error) {
 		}
 	}
 	return d, nil
+}
+
+// maxSet bounds the records of one type that a name can have, in bytes of an answer without compression: more
+// than a message holds could never be said.
+const maxSet = 60 << 10
+
+type sizeKey struct {
+	name dnsname.Name
+	typ  uint16
+}
+
+// unfit says why r cannot stand beside the records before it, whose sizes are kept in sizes.
+func (d *Data) unfit(r dnswire.Record, sizes map[sizeKey]int) error {
+	if r.Class != dnswire.ClassIN {
+		return fmt.Errorf("class %d; only class IN is served", r.Class)
+	}
+	for _, s := range d.sets[r.Name] {
+		switch {
+		case s.Type == r.Type && s.Type == dnswire.TypeCNAME:
+			return errors.New("a second CNAME record") // RFC 2181 section 10.1
+		case s.Type != r.Type && (s.Type == dnswire.TypeCNAME || r.Type == dnswire.TypeCNAME):
+			return errors.New("a CNAME record beside others")
+		}
+	}
+	k := sizeKey{r.Name, r.Type}
+	if sizes[k] += len(r.Name) + 10 + len(r.Data); sizes[k] > maxSet {
+		return errors.New("more records of one type than an answer can hold")
+	}
+	return nil
 }
 
 const ipv4only = "ipv4only.arpa."

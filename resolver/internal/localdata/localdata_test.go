@@ -1,6 +1,7 @@
 package localdata
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -144,11 +145,33 @@ func TestIPv4Only(t *testing.T) {
 	}
 }
 
+// What could never be served is refused, with the record that it is about.
 func TestNewRefuses(t *testing.T) {
-	if _, err := New(Options{Records: records(t, "a.example. CNAME b.example.\na.example. A 192.0.2.1")}); err == nil {
-		t.Error("a CNAME beside an A record was taken")
+	many := ""
+	for i := range 4000 {
+		many += fmt.Sprintf("big.example. A 10.0.%d.%d\n", i/256, i%256)
 	}
-	if _, err := New(Options{Records: records(t, "a.example. CH A 192.0.2.1")}); err == nil {
-		t.Error("class CH was taken")
+	for text, want := range map[string]string{
+		"x.example. A 192.0.2.1\na.example. CNAME b.example.\na.example. A 192.0.2.1": "2: local data of a.example.: a CNAME record beside others",
+		"a.example. A 192.0.2.1\na.example. CNAME b.example.":                         "1: local data of a.example.: a CNAME record beside others",
+		"a.example. CNAME b.example.\na.example. CNAME c.example.":                    "1: local data of a.example.: a second CNAME record",
+		"localhost. CNAME b.example.":                                                 "0: local data of localhost.: a CNAME record beside others",
+		"a.example. CH A 192.0.2.1":                                                   "0: local data of a.example.: class 3; only class IN is served",
+		many:                                                                          "2275: local data of big.example.: more records of one type than an answer can hold",
+	} {
+		_, err := New(Options{Zones: true, Records: records(t, text)})
+		e := (*RecordError)(nil)
+		if !errors.As(err, &e) || fmt.Sprintf("%d: %v", e.Index, err) != want {
+			t.Errorf("%.80q: %v, want %s", text, err, want)
+		}
+	}
+	// What is taken is answered, to the last record.
+	d, err := New(Options{Records: records(t, strings.Join(strings.Split(many, "\n")[:2275], "\n"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, ok := d.Lookup(&query.Question{Name: dnsname.MustParse("big.example."), Type: dnswire.TypeA, Class: dnswire.ClassIN}, 1)
+	if !ok || e.View().RCode != 0 {
+		t.Errorf("the largest set has no answer: %v", ok)
 	}
 }

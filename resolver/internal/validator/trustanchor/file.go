@@ -31,8 +31,9 @@ import (
 //
 // It is made to be read by a person, not edited: the checksum finds accidents.
 const (
-	header   = "sluice trust anchors 1\n"
-	maxState = 1 << 20
+	header = "sluice trust anchors 1\n"
+	// maxState is more than maxZones with maxTracked keys of 4096 bits each can need.
+	maxState = 32 << 20
 )
 
 // A savedPoint is a point as it was kept.
@@ -89,10 +90,17 @@ func render(points []*point) []byte {
 // load reads what save wrote. No file is no error. A file that is not one of ours is set aside under the name
 // path.damaged and is an error.
 func load(path string) (map[dnsname.Name]savedPoint, error) {
-	f, err := os.Open(path)
+	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() { // a pipe might never answer
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}

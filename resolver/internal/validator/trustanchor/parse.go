@@ -16,6 +16,10 @@ const BuiltIn = `. IN DS 20326 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC6
 . IN DS 38696 8 2 683D2D0ACB8C9B712A1948B27F741219298D0A450D612C483AF444A4C0FB2B16
 `
 
+// maxZones bounds the zones with anchors, each of which is followed on its own: there is the root, and what an
+// operator signs without a chain to it.
+const maxZones = 1000
+
 // Check reports what is wrong with the text of an anchor file, naming file and line, or nil.
 func Check(text, file string) error {
 	_, _, err := parse(text, file)
@@ -37,6 +41,7 @@ func parse(text, file string) (m map[dnsname.Name]anchors, warnings []string, er
 		return fmt.Sprintf("%s:%d: %v", file, lines[i], records[i].Name)
 	}
 	m = make(map[dnsname.Name]anchors)
+	counts := make(map[dnsname.Name]int)
 	for i, r := range records {
 		usable, err := check(r)
 		if err != nil {
@@ -45,7 +50,13 @@ func parse(text, file string) (m map[dnsname.Name]anchors, warnings []string, er
 		if !usable {
 			warnings = append(warnings, fmt.Sprintf("%s: the trust anchor with tag %d cannot be used: its algorithm, digest or key size is not supported", at(i), tagOf(r.Data, r.Type == dnswire.TypeDS)))
 		}
-		a := m[r.Name]
+		a, known := m[r.Name]
+		if !known && len(m) == maxZones {
+			return nil, nil, fmt.Errorf("%s: more than %d zones with trust anchors", at(i), maxZones)
+		}
+		if counts[r.Name]++; counts[r.Name] > maxTracked {
+			return nil, nil, fmt.Errorf("%s: more than %d trust anchors of one zone", at(i), maxTracked)
+		}
 		if r.Type == dnswire.TypeDS {
 			a.ds = query.AppendRData(a.ds, r.Data)
 		} else {

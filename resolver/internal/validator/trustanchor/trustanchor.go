@@ -187,6 +187,9 @@ func (s *Store) Run(ctx context.Context) {
 		now := clock.Elapsed()
 		next := now.Add(tick)
 		for _, p := range s.points {
+			if ctx.Err() != nil {
+				return
+			}
 			if looks {
 				if !now.Before(p.nextLook) {
 					s.look(ctx, p)

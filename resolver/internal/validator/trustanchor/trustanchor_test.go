@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -833,6 +834,66 @@ func TestRealRoot(t *testing.T) {
 		}
 		if c.problem == "" && saw.next != day {
 			t.Errorf("next look after %v", saw.next)
+		}
+	}
+}
+
+// With as many zones as may be configured, none of which answers, a stop is a stop.
+func TestStopAmongManyZones(t *testing.T) {
+	text := ""
+	for i := range maxZones {
+		text += fmt.Sprintf("z%d. IN DS 1 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D\n", i)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	s, err := New(Options{
+		Text: text, File: "file",
+		Fetch: func(context.Context, dnsname.Name) (query.RRset, error) {
+			if asked++; asked == 3 {
+				cancel()
+			}
+			return query.RRset{}, errors.New("no servers")
+		},
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Run(ctx); asked != 3 {
+		t.Errorf("%d zones were asked, 3 wanted", asked)
+	}
+}
+
+// More anchors than could be followed are refused, with the line.
+func TestTooManyAnchors(t *testing.T) {
+	const ds = " IN DS %d 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D\n"
+	zones, one := "", ""
+	for i := range maxZones + 1 {
+		zones += fmt.Sprintf("z%d."+ds, i, i)
+	}
+	for i := range maxTracked + 1 {
+		one += fmt.Sprintf("."+ds, i)
+	}
+	for text, want := range map[string]string{
+		zones: "file:1001: z1000.: more than 1000 zones with trust anchors",
+		one:   "file:33: .: more than 32 trust anchors of one zone",
+	} {
+		if err := Check(text, "file"); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+// A state file that is a pipe or a folder is an error, not a start that never ends.
+func TestStateIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, dir} {
+		if _, err := load(path); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", path, err)
 		}
 	}
 }
