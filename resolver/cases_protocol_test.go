@@ -168,6 +168,87 @@ func told(wire []byte) string {
 
 func edns(do bool) func(*dns.Msg) { return func(m *dns.Msg) { m.SetEdns0(1232, do) } }
 
+// F22, and hardly anybody's business: what the caches hold, by a question without RD. It is shown to whom the operator
+// trusts, as it was validated, and nobody is asked for it; what is past its end is also fetched anew.
+func TestRecursionNotDesired(t *testing.T) {
+	for _, trusted := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newProtocolLab(t, func(o *resolver.Options) {
+				o.Cache.MaxStale = 24 * time.Hour
+				if !trusted {
+					o.Access.Unlimited = nil
+				}
+			})
+			defer l.stop()
+			look := func(name string, typ uint16) string {
+				return told(l.send("udp", packed(t, name, typ, func(m *dns.Msg) { m.RecursionDesired = false; edns(true)(m) })))
+			}
+			queries := func() int { return l.sim.Count(func(siminternet.LogEntry) bool { return true }) }
+			names := []struct {
+				name string
+				typ  uint16
+				want string
+			}{
+				{"v4.cases.example.", dns.TypeA, "NOERROR v4.cases.example. A 192.0.2.1 v4.cases.example. A 192.0.2.2"},
+				{"alias.cases.example.", dns.TypeA, "NOERROR alias.cases.example. CNAME v4.cases.example. v4.cases.example. A 192.0.2.1 v4.cases.example. A 192.0.2.2"},
+				{"v4.sealed.example.", dns.TypeA, "NOERROR ad v4.sealed.example. A 192.0.2.20"},
+				{"nx.sealed.example.", dns.TypeA, "NXDOMAIN ad soa"},
+				{"text.cases.example.", dns.TypeA, "NOERROR soa"},
+			}
+			before := queries()
+			for _, c := range names {
+				if got := look(c.name, c.typ); got != "REFUSED ede=20" {
+					t.Errorf("%s before anybody asked for it: %s", c.name, got)
+				}
+			}
+			if n := queries() - before; n != 0 {
+				t.Errorf("looking caused %d queries", n)
+			}
+			for _, c := range names {
+				l.ask(c.name, c.typ, nil)
+			}
+			before = queries()
+			for range 2 {
+				for _, c := range names {
+					want := c.want
+					if !trusted {
+						want = "REFUSED ede=20"
+					}
+					got := look(c.name, c.typ)
+					if trusted && strings.HasPrefix(c.want, "NOERROR ad") { // its signature is not told of
+						got, _, _ = strings.Cut(got, " v4.sealed.example. RRSIG")
+					}
+					if got != want {
+						t.Errorf("trusted %t, %s: %s, want %s", trusted, c.name, got, want)
+					}
+				}
+			}
+			if n := queries() - before; n != 0 {
+				t.Errorf("looking caused %d queries", n)
+			}
+			time.Sleep(301 * time.Second)
+			want, fresh := "NOERROR v4.cases.example. A 192.0.2.1 v4.cases.example. A 192.0.2.2 ede=3", 1
+			if !trusted {
+				want, fresh = "REFUSED ede=20", 0
+			}
+			if got := look("v4.cases.example.", dns.TypeA); got != want {
+				t.Errorf("trusted %t, past its end: %s, want %s", trusted, got, want)
+			}
+			synctest.Wait()
+			time.Sleep(5 * time.Second)
+			n := l.sim.Count(func(e siminternet.LogEntry) bool { return strings.EqualFold(e.Name, "v4.cases.example.") }) - 1
+			if n != fresh {
+				t.Errorf("trusted %t: what was past its end was fetched anew %d times, want %d", trusted, n, fresh)
+			}
+			if trusted {
+				if got := look("v4.cases.example.", dns.TypeA); got != names[0].want {
+					t.Errorf("afterwards: %s", got)
+				}
+			}
+		})
+	}
+}
+
 // What a client may send, and what it must get: one row for each behaviour, over UDP and TCP.
 func TestClientProtocol(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -233,7 +314,7 @@ func TestClientProtocol(t *testing.T) {
 				}
 			}
 		}
-		if n := l.sim.Count(func(e siminternet.LogEntry) bool { return e.Name == "both.cases.example." }); n != 0 {
+		if n := l.sim.Count(func(e siminternet.LogEntry) bool { return strings.EqualFold(e.Name, "both.cases.example.") }); n != 0 {
 			t.Errorf("F22: a query without RD sent %d queries", n)
 		}
 

@@ -124,7 +124,7 @@ type Certificate struct {
 }
 
 // Access says which networks may ask, and which of them without per-source
-// limits.
+// limits. The latter are also shown what the caches hold (questions without RD).
 type Access struct {
 	Allow     []netip.Prefix `yaml:"allow"`
 	Unlimited []netip.Prefix `yaml:"unlimited"`

@@ -142,6 +142,10 @@ func (p *Pipeline) wait(w *waiter) {
 		p.end(w, &fetched{err: errRefusedClass})
 		return
 	}
+	if !w.q.RD {
+		p.peek(w, question)
+		return
+	}
 	s := p.shard(&question)
 	s.mu.Lock()
 	if f := s.m[question]; f != nil {
@@ -187,6 +191,31 @@ func (p *Pipeline) busy(w *waiter) {
 	var out [dnswire.HeaderLen + 255 + 4 + 256]byte
 	n := p.o.Render.Error(w.q, dnswire.RCodeServFail, edeNoReachable, "too many questions are being resolved", out[:])
 	p.respond(w, out[:n], 0)
+}
+
+// peek answers a query that does not want recursion with what the caches have. What is past its end is fetched anew
+// all the same, for those who do.
+func (p *Pipeline) peek(w *waiter, question query.Question) {
+	entry, stale, ok := p.held(question)
+	if !ok {
+		p.end(w, &fetched{err: errNotHeld})
+		return
+	}
+	if stale {
+		p.refresh(question)
+	}
+	p.end(w, &fetched{entry: entry})
+}
+
+// held asks the Fetcher for what the caches have; a panic below is counted and logged, and means that it is nothing.
+func (p *Pipeline) held(question query.Question) (entry settled.Entry, stale, ok bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.recovered(question, v)
+			entry, stale, ok = settled.Entry{}, false, false
+		}
+	}()
+	return p.o.Fetch.Held(question)
 }
 
 // launch counts a goroutine that resolves, unless the pipeline is closed.

@@ -78,6 +78,9 @@ type (
 		Postpone(question query.Question)
 		// Stale returns what the caches have past its end (RFC 8767), without waiting for anybody.
 		Stale(question query.Question) (settled.Entry, bool)
+		// Held returns what the caches have, if there is nothing better what is past its end, and says that. Nobody
+		// is asked.
+		Held(question query.Question) (e settled.Entry, stale, ok bool)
 	}
 
 	// Zones judges by response policy zones, which hold for everybody. hit is false if no rule matches; a verdict
@@ -364,10 +367,8 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 				}
 				return done, p.fail(q, have.err, out), after
 			}
-			if !q.RD {
-				// A client that does not want recursion gets what is local and nothing that others' queries
-				// left in the cache, which would let it see them.
-				return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotAuthoritative, "recursion was not asked for", out), after
+			if !q.RD && !sees(q) {
+				return done, p.fail(q, errNotHeld, out), after
 			}
 			return need, 0, after
 		}
@@ -422,7 +423,7 @@ func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e set
 	if e, ok := p.o.Local.Lookup(cur, now); ok {
 		return e, local, true
 	}
-	if !q.RD {
+	if !q.RD && !sees(q) {
 		return e, cache, false
 	}
 	e, refresh, ok := p.o.Answers.Get(cur, now, q.Scratch.Entry[:])
@@ -434,6 +435,11 @@ func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e set
 	}
 	return e, cache, ok
 }
+
+// sees reports whether a client may look into the cache without having what is not there fetched. That shows what
+// others have asked for and leaves no trace, so it is for whom the operator trusts alone (access.unlimited; without
+// one, this machine); everybody else gets what is local.
+func sees(q *query.Query) bool { return q.Client.Unlimited }
 
 // edit decides what is changed in an answer for everybody, and reports whether it can be written then;
 // otherwise q.Turn.Current is the next question. Local data may hold any address: the operator wrote it.
@@ -674,12 +680,17 @@ func (p *Pipeline) fail(q *query.Query, err error, out []byte) int {
 		code, text = edeNoReachable, err.Error()
 	} else if errors.Is(err, errRefusedClass) {
 		return p.o.Render.Error(q, dnswire.RCodeRefused, edeNotSupported, "", out)
+	} else if errors.Is(err, errNotHeld) {
+		return p.o.Render.Error(q, dnswire.RCodeRefused, edeNotAuthoritative, err.Error(), out)
 	}
 	return p.o.Render.Error(q, dnswire.RCodeServFail, code, text, out)
 }
 
 // errRefusedClass ends questions of class CH that local data does not answer.
 var errRefusedClass = errors.New("only class IN is resolved")
+
+// errNotHeld ends questions without RD that would have to be resolved.
+var errNotHeld = errors.New("recursion was not asked for")
 
 // Fault answers a message that could not be read. See listen.Handler.
 func (p *Pipeline) Fault(w *query.Worker, q *query.Query, f query.Fault, out []byte) int {

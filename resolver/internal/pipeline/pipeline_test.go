@@ -28,6 +28,7 @@ type stages struct {
 	early, late, identify func(*query.Query) query.RefuseReason
 	question              func(*query.Query) query.Verdict
 	answer                func(*query.Query, *query.Answer, query.Verdict) query.Verdict
+	held                  func(query.Question) (settled.Entry, bool, bool)
 	fetch                 func(context.Context, *query.Tree, query.Question) (settled.Entry, error)
 	stale                 func(query.Question) (settled.Entry, bool)
 	postponed             func(query.Question)
@@ -92,6 +93,13 @@ func (s *stages) Stale(q query.Question) (settled.Entry, bool) {
 		return settled.Entry{}, false
 	}
 	return s.stale(q)
+}
+
+func (s *stages) Held(q query.Question) (settled.Entry, bool, bool) {
+	if s.held == nil {
+		return settled.Entry{}, false, false
+	}
+	return s.held(q)
 }
 
 func address(q query.Question, ip string) settled.Entry {
@@ -302,6 +310,55 @@ func TestQuestionsNotForUs(t *testing.T) {
 	if got := brief(ask(t, p, w, "www.example.", func(m *dns.Msg, _ *query.Query) { m.RecursionDesired = false })); got != "REFUSED EDE20" {
 		t.Errorf("RD=0: %s", got)
 	}
+}
+
+// RD=0: what the caches have is for whom the operator trusts, and nobody is asked; but what is past its end is fetched
+// anew.
+func TestRecursionNotDesired(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, c := range []struct {
+			what               string
+			trusted            bool
+			have, stale, panic bool
+			want               string
+			fetches            int32
+		}{
+			{"a stranger", false, true, false, false, "REFUSED EDE20", 0},
+			{"nothing is held", true, false, false, false, "REFUSED EDE20", 0},
+			{"an answer is held", true, true, false, false, "NOERROR A=192.0.2.9", 0},
+			{"one past its end is", true, true, true, false, "NOERROR A=192.0.2.9", 1},
+			{"a panic", true, false, false, true, "REFUSED EDE20", 0},
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			var fetches atomic.Int32
+			p := start(t, ctx, &stages{
+				early: func(q *query.Query) query.RefuseReason { q.Client.Unlimited = c.trusted; return query.NotRefused },
+				held: func(q query.Question) (settled.Entry, bool, bool) {
+					if !c.trusted {
+						t.Errorf("%s: the caches were looked into", c.what)
+					}
+					if c.panic {
+						panic("x")
+					}
+					if !c.have {
+						return settled.Entry{}, false, false
+					}
+					return address(q, "192.0.2.9"), c.stale, true
+				},
+				fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+					fetches.Add(1)
+					return address(q, "192.0.2.1"), nil
+				},
+			}, Options{})
+			got := brief(ask(t, p, p.NewWorker(), "www.example.", func(m *dns.Msg, _ *query.Query) { m.RecursionDesired = false }))
+			synctest.Wait()
+			if got != c.want || fetches.Load() != c.fetches {
+				t.Errorf("%s: %s and %d fetches, want %s and %d", c.what, got, fetches.Load(), c.want, c.fetches)
+			}
+			cancel()
+			p.Close()
+		}
+	})
 }
 
 // A crowd asks one question: one flight, one answer each, the retransmission none.
