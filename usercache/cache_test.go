@@ -250,6 +250,14 @@ func TestLookupByAddress(t *testing.T) {
 		}
 	}
 	var p Profile
+	for _, x := range []struct{ subnet, want string }{
+		{"192.0.2.7/32", "a2"}, {"192.0.2.0/28", "b1"}, {"::ffff:192.0.2.0/124", "b1"}, {"192.0.2.0/27", "a1"}, {"192.0.2.0/24", "a1"}, {"192.0.0.0/22", ""},
+		{"2001:db8:1:2::/64", "a2"}, {"2001:db8:1:2::5/128", "a2"}, {"2001:db8:1::/56", "a1"}, {"2001::/16", ""}, {"0.0.0.0/0", ""}, {"::/0", ""},
+	} {
+		if s := c.LookupSubnet(netip.MustParsePrefix(x.subnet), &p); (s == Found) != (x.want != "") || s == Found && p.DeviceID.String() != x.want {
+			t.Errorf("subnet %s is %v %v, want %q", x.subnet, s, p.DeviceID, x.want)
+		}
+	}
 	if s := c.LookupDedicated(netip.MustParseAddr("203.0.113.1"), &p); s != Found || p.DeviceID.String() != "a1" {
 		t.Errorf("dedicated address: %v %v", s, p.DeviceID)
 	}

@@ -25,24 +25,37 @@ func (c *Cache) LookupDevice(id *DeviceID, p *Profile) Status {
 
 // LookupSource finds the device linked to a source address: the longest linked network that holds it.
 func (c *Cache) LookupSource(addr netip.Addr, p *Profile) Status {
+	return c.lookupLinks(addr, 128, p)
+}
+
+// LookupSubnet finds the device linked to the longest network that holds all of n.
+func (c *Cache) LookupSubnet(n netip.Prefix, p *Profile) Status {
+	bits := n.Bits()
+	if n.Addr().Is4In6() {
+		bits -= 96
+	}
+	return c.lookupLinks(n.Addr(), bits, p)
+}
+
+func (c *Cache) lookupLinks(addr netip.Addr, longest int, p *Profile) Status {
 	seq := c.users.seq.Load()
-	s, sure := c.lookupSource(addr, p)
+	s, sure := c.lookupSource(addr, longest, p)
 	if !sure && c.users.moved(seq) {
 		c.users.mu.RLock()
-		s, _ = c.lookupSource(addr, p)
+		s, _ = c.lookupSource(addr, longest, p)
 		c.users.mu.RUnlock()
 	}
 	return c.absent(s)
 }
 
-// lookupSource also reports whether the first length tried gave the result. Otherwise a batch under way may
+// lookupSource considers links that are not longer than longest. It also reports whether the first length tried gave the result. Otherwise a batch under way may
 // have hidden a longer link that is moving from one user to another.
-func (c *Cache) lookupSource(addr netip.Addr, p *Profile) (s Status, sure bool) {
+func (c *Cache) lookupSource(addr netip.Addr, longest int, p *Profile) (s Status, sure bool) {
 	x := c.users.users
 	addr = addr.Unmap().WithZone("")
 	sure = true
 	if addr.Is4() {
-		for w := x.v4Lengths.Load(); w != 0; sure = false {
+		for w := x.v4Lengths.Load() & upTo(longest); w != 0; sure = false {
 			n := 63 - bits.LeadingZeros64(w)
 			w &^= 1 << n
 			if s = c.lookupLink(addr, n, p); s != Unknown {
@@ -52,7 +65,7 @@ func (c *Cache) lookupSource(addr netip.Addr, p *Profile) (s Status, sure bool) 
 		return Unknown, false
 	}
 	for i := 1; i >= 0; i-- {
-		for w := x.v6Lengths[i].Load(); w != 0; sure = false {
+		for w := x.v6Lengths[i].Load() & upTo(longest-i*64); w != 0; sure = false {
 			n := 63 - bits.LeadingZeros64(w)
 			w &^= 1 << n
 			if s = c.lookupLink(addr, i*64+n, p); s != Unknown {
@@ -61,6 +74,17 @@ func (c *Cache) lookupSource(addr netip.Addr, p *Profile) (s Status, sure bool) 
 		}
 	}
 	return Unknown, false
+}
+
+// upTo has the bits 0 to n.
+func upTo(n int) uint64 {
+	switch {
+	case n < 0:
+		return 0
+	case n >= 63:
+		return ^uint64(0)
+	}
+	return 1<<(n+1) - 1
 }
 
 func (c *Cache) lookupLink(addr netip.Addr, bits int, p *Profile) Status {

@@ -1,25 +1,43 @@
 // Package identify finds out which device sends a query, and so whose settings apply.
 //
-// The ways, strongest first: HTTP authentication, the DoH path, the TLS server name, an identity that a
-// trusted relay put into EDNS, the destination address if it is dedicated to a device, the source address if
-// it is linked to one, the listener's default device. The first that names a device decides; a weaker one
-// never corrects it.
+// The ways, strongest first; the first that names a device decides, and a weaker one never corrects it:
 //
-// A device id that is malformed, or unknown, over an encrypted transport is refused or treated as the
-// operator says of strangers, and never taken for another user's. While the user data is not there
-// (usercache.NotReady) or a user's record cannot be used, the cold policy answers; "anonymous, unfiltered"
-// does not exist then.
+//	HTTP authentication          DoH: the user of Basic authentication
+//	the DoH path                 /dns-query/DEVICE
+//	the TLS server name          DoT, DoH, DoQ: DEVICE.NAME for each NAME of Options.ServerNames
+//	EDNS options of a relay      a MAC address (65001 raw; 65073 as text or base64, as dnsmasq sends it), then a
+//	                             CPE-ID (65074)
+//	the destination address      if it is dedicated to a device
+//	client subnet of a relay     the longest linked network that holds all of it (RFC 7871)
+//	the source address           the longest linked network that holds it
+//	the listener                 its default device
 //
-// A device that has credentials proves itself over DoH by a token: the bearer token, or the password of Basic
-// authentication, is compared by its SHA-256. Password hashes are not verified in this form: such a client is
-// refused.
+// EDNS options and client subnets are believed from Options.Relays alone. Of two options of a relay the CPE-ID
+// counts if nobody has the MAC address: the line is known before the telephone on it is.
+//
+// Ids are case-insensitive. A device id that is malformed, or unknown, over an encrypted transport is refused
+// or treated as the operator says of strangers, and never taken for another user's. A dedicated address without
+// a device gets no answer. While the user data is not there (usercache.NotReady) or a user's record cannot be
+// used, the cold policy answers; "anonymous, unfiltered" does not exist then.
+//
+// An unknown id with a hyphen may be that of a device to be made, if its user has automatic devices: it is given
+// to Options.Propose, and the client stays a stranger until the device exists and has come here with the user's
+// record. Its query is not answered by the user's settings meanwhile: whether there may be one more device is
+// the service's to say, and an id that never becomes a device would be served for ever.
+//
+// A device that has credentials proves itself over DoH by a secret: a bearer token, compared by its SHA-256, or
+// the password of Basic authentication, verified by its argon2id hash (package password). One that is DoH-only
+// is identified in no other way. A user name without a password, and a password for a device that has none, are
+// refused. What a password hash costs is spent where a query may wait (Prove), by few at a time, and remembered:
+// see prover.
 package identify
 
 import (
-	"bytes"
-	"crypto/sha256"
-	"crypto/subtle"
+	"cmp"
+	"context"
+	"encoding/base64"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
@@ -31,6 +49,8 @@ import (
 type Directory interface {
 	LookupDevice(id *usercache.DeviceID, p *usercache.Profile) usercache.Status
 	LookupSource(a netip.Addr, p *usercache.Profile) usercache.Status
+	// LookupSubnet finds the device linked to the longest network that holds all of n.
+	LookupSubnet(n netip.Prefix, p *usercache.Profile) usercache.Status
 	LookupDedicated(a netip.Addr, p *usercache.Profile) usercache.Status
 	LookupEDNS(id []byte, p *usercache.Profile) usercache.Status
 	Credentials(id *usercache.DeviceID) (usercache.Credentials, bool)
@@ -47,9 +67,9 @@ const (
 // Options are the operator's choices; see the configuration section "identify".
 type Options struct {
 	Directory Directory
-	// ServerNames: in kid-1.NAME the device is kid-1. Lower case, without the final dot.
+	// ServerNames: in kid-1.NAME the device is kid-1. Without the final dot. NAME itself identifies nobody.
 	ServerNames []string
-	// Relays are networks whose EDNS device options are believed.
+	// Relays are networks whose EDNS device options and client subnets are believed.
 	Relays []netip.Prefix
 	// Dedicated are destination addresses that belong to devices; one without a device gets no answer.
 	Dedicated []netip.Prefix
@@ -58,35 +78,48 @@ type Options struct {
 	// Stranger and WhenCold are Refuse, Serve (strangers alone), or the name of a shared policy. Empty means
 	// Refuse.
 	Stranger, WhenCold string
+	// Propose is told of unknown ids that may be of devices to be made. It must neither wait nor keep the
+	// pointer. Nil: nobody is.
+	Propose func(id *usercache.DeviceID)
+	// Verifying is how many passwords may be verified at once. Zero means one.
+	Verifying int
 }
 
 // An Identifier identifies clients. It is safe for concurrent use.
 type Identifier struct {
-	o        Options
-	suffixes []string // "." + server name
+	o      Options
+	names  []string // of servers
+	prover prover
 }
 
 // New returns an Identifier.
 func New(o Options) *Identifier {
 	i := &Identifier{o: o}
 	for _, n := range o.ServerNames {
-		i.suffixes = append(i.suffixes, "."+n)
+		i.names = append(i.names, strings.ToLower(n))
 	}
+	// Of two names of which one ends in the other the longer one is meant.
+	slices.SortStableFunc(i.names, func(a, b string) int { return cmp.Compare(len(b), len(a)) })
+	i.prover.init(o.Directory, o.Verifying)
 	return i
 }
 
-// Identify fills in q.Client, or says why the query must be refused.
+// Identify fills in q.Client, or says why the query must be refused. After query.Unproven, which is no refusal,
+// Prove is to be called and then Identify again.
 func (i *Identifier) Identify(q *query.Query) query.RefuseReason {
 	p := &q.Client.Profile
-	status, named, ok := i.find(q, p)
-	if !ok {
+	f := i.find(q, p)
+	switch {
+	case f.malformed:
 		return query.RefuseDevice
+	case f.dedicated && (f.status == usercache.Unknown || f.status == usercache.Disabled):
+		return query.RefuseDedicated
 	}
-	switch status {
+	switch f.status {
 	case usercache.Found:
-		if !i.proven(q, p) {
+		if why := i.proven(q, p); why != query.NotRefused {
 			*p = usercache.Profile{}
-			return query.RefuseDevice
+			return why
 		}
 		q.Client.Kind = query.Identified
 		return query.NotRefused
@@ -94,14 +127,26 @@ func (i *Identifier) Identify(q *query.Query) query.RefuseReason {
 		return i.unidentified(p, i.o.WhenCold, query.RefuseCold)
 	case usercache.Unknown, usercache.Disabled:
 	}
-	if named {
+	if f.named {
 		return i.unidentified(p, i.o.Stranger, query.RefuseDevice)
 	}
 	return i.unidentified(p, i.o.Stranger, query.RefuseStranger)
 }
 
+// Prove verifies the password of a query that Identify called unproven, and says in q.Proof what came of it. It
+// may take as long as ctx lasts.
+func (i *Identifier) Prove(ctx context.Context, q *query.Query) {
+	var p usercache.Profile
+	if f := i.find(q, &p); f.malformed || f.status != usercache.Found {
+		q.Proof = query.ProofFailed // it has changed meanwhile; Identify may not call it unproven again
+		return
+	}
+	q.Proof = i.prover.prove(ctx, &p, q.AuthSecret, q.Source.Addr())
+}
+
 // unidentified applies the operator's choice for a client without settings of its own.
 func (i *Identifier) unidentified(p *usercache.Profile, choice string, why query.RefuseReason) query.RefuseReason {
+	*p = usercache.Profile{} // a lookup that found nothing may have written to it
 	switch choice {
 	case "", Refuse:
 		return why
@@ -114,76 +159,117 @@ func (i *Identifier) unidentified(p *usercache.Profile, choice string, why query
 	return query.NotRefused
 }
 
-// find looks the device up. named is true if the client itself named a device; ok is false if what it named
-// is malformed or a dedicated address is nobody's.
-func (i *Identifier) find(q *query.Query, p *usercache.Profile) (s usercache.Status, named, ok bool) {
+// A finding is what looking for the device came to.
+type finding struct {
+	status    usercache.Status
+	named     bool // the client, or a relay, named a device
+	malformed bool // what it named can be no device's
+	dedicated bool // the address asked belongs to devices
+}
+
+// find looks the device up.
+func (i *Identifier) find(q *query.Query, p *usercache.Profile) finding {
+	space := q.Scratch
+	if space == nil {
+		space = new(query.Scratch)
+	}
 	if q.Transport.Encrypted() {
 		for _, name := range [...]string{q.AuthDevice, q.PathDevice, i.label(q.ServerName)} {
 			if name == "" {
 				continue
 			}
-			id, ok := usercache.ParseID(name)
-			if !ok {
-				return usercache.Unknown, true, false
+			id, ok := &space.Device, false
+			if *id, ok = usercache.ParseID(name); !ok {
+				return finding{named: true, malformed: true}
 			}
-			return i.o.Directory.LookupDevice(&id, p), true, true
+			s := i.o.Directory.LookupDevice(id, p)
+			// A device that is yet to be made has no password, so there is none to show.
+			if s == usercache.Unknown && i.o.Propose != nil && q.AuthDevice == "" && q.AuthSecret == "" && strings.IndexByte(name, '-') > 0 {
+				i.o.Propose(id)
+			}
+			return finding{status: s, named: true}
 		}
 	}
 	src := q.Source.Addr()
-	if q.EDNS.Device != nil && within(i.o.Relays, src) {
-		var buf [query.MaxHint + 4]byte
-		id, ok := ednsID(q, &buf)
-		if !ok {
-			return usercache.Unknown, true, false
-		}
-		return i.o.Directory.LookupEDNS(id, p), true, true
+	relayed := (q.EDNS.MAC != nil || q.EDNS.CPE != nil || q.EDNS.HasSubnet) && within(i.o.Relays, src)
+	if relayed && (q.EDNS.MAC != nil || q.EDNS.CPE != nil) {
+		return i.findEDNS(&q.EDNS, &space.Hint, p)
 	}
 	if len(i.o.Dedicated) > 0 && within(i.o.Dedicated, q.Local.Addr()) {
-		s := i.o.Directory.LookupDedicated(q.Local.Addr(), p)
-		return s, true, s != usercache.Unknown && s != usercache.Disabled
+		return finding{status: i.o.Directory.LookupDedicated(q.Local.Addr(), p), named: true, dedicated: true}
 	}
-	if s := i.o.Directory.LookupSource(src, p); s != usercache.Unknown {
-		return s, false, true
-	}
-	if len(i.o.DefaultDevice) > 0 {
-		if id, ok := i.o.DefaultDevice[q.Local]; ok {
-			return i.o.Directory.LookupDevice(&id, p), false, true
+	if relayed && q.EDNS.Subnet.Bits > 0 {
+		if s := i.o.Directory.LookupSubnet(prefix(&q.EDNS.Subnet), p); s != usercache.Unknown {
+			return finding{status: s}
 		}
 	}
-	return usercache.Unknown, false, true
+	if s := i.o.Directory.LookupSource(src, p); s != usercache.Unknown {
+		return finding{status: s}
+	}
+	if len(i.o.DefaultDevice) > 0 {
+		var ok bool
+		if space.Device, ok = i.o.DefaultDevice[q.Local]; ok {
+			return finding{status: i.o.Directory.LookupDevice(&space.Device, p)}
+		}
+	}
+	return finding{status: usercache.Unknown}
+}
+
+// findEDNS looks up what a relay says of the device.
+func (i *Identifier) findEDNS(e *query.EDNS, buf *[query.MaxHint + 4]byte, p *usercache.Profile) finding {
+	f := finding{status: usercache.Unknown, named: true}
+	if e.MAC != nil {
+		mac, ok := macText(e.MACCode, e.MAC, buf)
+		if !ok {
+			f.malformed = true
+			return f
+		}
+		f.status = i.o.Directory.LookupEDNS(mac, p)
+	}
+	if e.CPE != nil && f.status == usercache.Unknown {
+		if len(e.CPE) == 0 || len(e.CPE) > query.MaxHint {
+			f.malformed = true
+			return f
+		}
+		f.status = i.o.Directory.LookupEDNS(append(append(buf[:0], "cpe:"...), e.CPE...), p)
+	}
+	return f
 }
 
 // label returns the device label of a TLS server name, "" if there is none.
 func (i *Identifier) label(server string) string {
-	for _, suffix := range i.suffixes {
-		if l, ok := strings.CutSuffix(server, suffix); ok {
-			return l
+	if server == "" || slices.Contains(i.names, server) {
+		return ""
+	}
+	for _, n := range i.names {
+		if l, ok := strings.CutSuffix(server, n); ok && len(l) > 1 && l[len(l)-1] == '.' {
+			return l[:len(l)-1]
 		}
 	}
 	return ""
 }
 
-// ednsID brings a relay's option into the form of the directory: 12 lower-case hex digits of a MAC address,
-// or "cpe:" and the CPE-ID.
-func ednsID(q *query.Query, buf *[query.MaxHint + 4]byte) ([]byte, bool) {
-	v := q.EDNS.Device
+// macText brings a relay's MAC address into the form of the directory, 12 lower-case hex digits. Code 65001 has
+// the six bytes. Code 65073 has hex digits, with or without separators, or the six bytes in base64.
+func macText(code uint16, v []byte, buf *[query.MaxHint + 4]byte) ([]byte, bool) {
 	const hex = "0123456789abcdef"
-	switch q.EDNS.DeviceCode {
-	case dnswire.OptionMAC:
-		if len(v) != 6 {
+	var raw [6]byte
+	switch {
+	case code == dnswire.OptionMAC && len(v) == len(raw):
+		copy(raw[:], v)
+	case code == dnswire.OptionMACText && len(v) == base64.StdEncoding.EncodedLen(len(raw)): // too few for hex
+		if n, err := base64.StdEncoding.Decode(raw[:], v); err != nil || n != len(raw) {
 			return nil, false
 		}
-		for i, c := range v {
-			buf[2*i], buf[2*i+1] = hex[c>>4], hex[c&15]
-		}
-		return buf[:12], true
-	case dnswire.OptionMACText: // hex digits, with or without separators
+	case code == dnswire.OptionMACText:
 		n := 0
-		for _, c := range bytes.ToLower(v) {
+		for _, c := range v {
 			switch {
 			case c == ':' || c == '-' || c == '.':
 				continue
 			case '0' <= c && c <= '9', 'a' <= c && c <= 'f':
+			case 'A' <= c && c <= 'F':
+				c += 'a' - 'A'
 			default:
 				return nil, false
 			}
@@ -194,29 +280,51 @@ func ednsID(q *query.Query, buf *[query.MaxHint + 4]byte) ([]byte, bool) {
 			n++
 		}
 		return buf[:n], n == 12
+	default:
+		return nil, false
 	}
-	return append(append(buf[:0], "cpe:"...), v...), true
+	for i, c := range raw {
+		buf[2*i], buf[2*i+1] = hex[c>>4], hex[c&15]
+	}
+	return buf[:12], true
 }
 
-// proven reports whether the client may be the device that it was found to be: one with credentials has to
-// show them over DoH, and one that is DoH only has to come that way and show them.
-func (i *Identifier) proven(q *query.Query, p *usercache.Profile) bool {
+// prefix is a client subnet as a network.
+func prefix(s *query.Subnet) netip.Prefix {
+	if s.Family == 1 {
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte(s.Addr[:4])), int(s.Bits))
+	}
+	return netip.PrefixFrom(netip.AddrFrom16(s.Addr), int(s.Bits))
+}
+
+// proven says whether the client may be the device that it was found to be: one with credentials has to show
+// them over DoH, and one that is DoH only has to come that way and show them.
+func (i *Identifier) proven(q *query.Query, p *usercache.Profile) query.RefuseReason {
 	if q.AuthSecret == "" {
-		return !p.Is(usercache.DoHOnly) && !(p.Is(usercache.HasCredentials) && q.Transport == query.DoH)
+		if q.AuthDevice != "" || p.Is(usercache.DoHOnly) || p.Is(usercache.HasCredentials) && q.Transport == query.DoH {
+			return query.RefuseDevice
+		}
+		return query.NotRefused
 	}
 	if !p.Is(usercache.HasCredentials) {
-		return false // a secret for a device that has none
+		return query.RefuseDevice // a secret for a device that has none
 	}
-	creds, ok := i.o.Directory.Credentials(&p.DeviceID)
-	if !ok {
-		return false
+	if q.Proof == query.NoProof {
+		switch i.prover.known(p, q.AuthSecret, q.Arrived) {
+		case query.NoProof:
+			return query.Unproven
+		case query.ProofGood:
+			return query.NotRefused
+		}
+		return query.RefuseDevice
 	}
-	sum := sha256.Sum256([]byte(q.AuthSecret))
-	match := 0
-	for _, t := range creds.Tokens {
-		match |= subtle.ConstantTimeCompare(t[:], sum[:])
+	switch q.Proof {
+	case query.ProofGood:
+		return query.NotRefused
+	case query.ProofFailed:
+		return query.RefuseBusy
 	}
-	return match == 1
+	return query.RefuseDevice
 }
 
 func within(ps []netip.Prefix, a netip.Addr) bool {

@@ -86,7 +86,12 @@ func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
 		p.wait(w)
 		return
 	}
-	// The client's own rules have to be compiled first; then it may well be answered from the caches.
+	p.prepare(w)
+}
+
+// prepare does what has to be done before a query can be looked at: proving its client, compiling the client's own
+// rules. Then it may well be answered from the caches.
+func (p *Pipeline) prepare(w *waiter) {
 	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
 		p.busy(w)
 		return
@@ -95,10 +100,17 @@ func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
 		defer p.running.Done()
 		defer p.inFlight.Add(-1)
 		var err error
-		p.guard(query.NewTree(clock.Elapsed(), p.o.Budget()), q.Question, &err, func(ctx context.Context) error {
-			p.o.Policy.Prepare(ctx, q)
+		p.guard(query.NewTree(clock.Elapsed(), p.o.Budget()), w.q.Question, &err, func(ctx context.Context) error {
+			if w.q.Turn.Stage == query.StageStart {
+				p.o.Identify.Prove(ctx, w.q)
+			} else {
+				p.o.Policy.Prepare(ctx, w.q)
+			}
 			return nil
 		})
+		if w.q.Turn.Stage == query.StageStart && w.q.Proof == query.NoProof {
+			w.q.Proof = query.ProofFailed // a panic, which must not come again and again
+		}
 		p.end(w, nil)
 	}()
 }
@@ -182,7 +194,7 @@ func (p *Pipeline) wait(w *waiter) {
 	s.m[question] = f
 	p.waiting.Add(1)
 	s.mu.Unlock()
-	go p.fly(s, question, f)
+	p.crew.Go(func() { p.fly(s, question, f) })
 }
 
 // busy turns away a query for which there is no room.
@@ -270,11 +282,12 @@ func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 		}
 		delete(s.m, question)
 		f.waiters = nil
+		patience := p.patience() // with those counted who wait here
 		p.waiting.Add(-int64(len(waiters)))
 		p.inFlight.Add(-1)
 		s.mu.Unlock()
 		for _, w := range waiters {
-			p.end(w, have)
+			p.endWithin(w, have, patience)
 		}
 		return
 	}
@@ -357,10 +370,26 @@ func (p *Pipeline) guard(tree *query.Tree, question query.Question, err *error, 
 	*err = f(ctx)
 }
 
+// pressedWait is how long after its arrival a UDP query is still answered while more than half of the places for
+// waiting queries are taken. Answers held back until many leave at once are what a pulse is made of (DNSBomb,
+// CVE-2024-33655), and a client has asked again by then.
+const pressedWait = 1900 * time.Millisecond
+
+// patience is how long after its arrival a UDP query is answered now.
+func (p *Pipeline) patience() time.Duration {
+	if p.waiting.Load() > int64(p.o.Waiters()/2) {
+		return min(p.o.ClientWaitUDP, pressedWait)
+	}
+	return p.o.ClientWaitUDP
+}
+
 // end takes a query on with what its flight brought: a response, or the next question.
-func (p *Pipeline) end(w *waiter, have *fetched) {
+func (p *Pipeline) end(w *waiter, have *fetched) { p.endWithin(w, have, p.patience()) }
+
+// endWithin is end for a query over UDP that is answered so long after its arrival and no later.
+func (p *Pipeline) endWithin(w *waiter, have *fetched, patience time.Duration) {
 	now := clock.Elapsed()
-	if w.q.Transport == query.UDP && now.Sub(w.q.Arrived) > p.o.ClientWaitUDP {
+	if w.q.Transport == query.UDP && now.Sub(w.q.Arrived) > patience {
 		p.drop(w) // its client has given up or asked again
 		return
 	}
@@ -371,7 +400,11 @@ func (p *Pipeline) end(w *waiter, have *fetched) {
 	w.q.Scratch = nil
 	switch oc {
 	case need:
-		p.wait(w)
+		if w.q.Turn.Stage == query.StageData {
+			p.wait(w)
+		} else {
+			p.prepare(w)
+		}
 		return
 	case silent:
 		n = 0

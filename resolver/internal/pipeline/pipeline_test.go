@@ -33,6 +33,7 @@ type stages struct {
 	stale                 func(query.Question) (settled.Entry, bool)
 	postponed             func(query.Question)
 
+	prove    func(*query.Query)
 	prepare  func()
 	prepared atomic.Bool
 
@@ -50,6 +51,7 @@ func call(f func(*query.Query) query.RefuseReason, q *query.Query) query.RefuseR
 func (s *stages) Early(q *query.Query) query.RefuseReason    { return call(s.early, q) }
 func (s *stages) Late(q *query.Query) query.RefuseReason     { return call(s.late, q) }
 func (s *stages) Identify(q *query.Query) query.RefuseReason { return call(s.identify, q) }
+func (s *stages) Prove(_ context.Context, q *query.Query)    { s.prove(q) }
 func (s *stages) Ready(*query.Query) bool                    { return s.prepare == nil || s.prepared.Load() }
 func (s *stages) Prepare(context.Context, *query.Query)      { s.prepare(); s.prepared.Store(true) }
 func (s *stages) Question(q *query.Query) query.Verdict {
@@ -734,6 +736,42 @@ func TestRulesAreCompiledFirst(t *testing.T) {
 		if got := brief(ask(t, p, w, "www.example.", nil)); got != "NOERROR A=192.0.2.1" || prepared != 1 {
 			t.Errorf("%s, prepared %d times", got, prepared)
 		}
+	}
+	cancel()
+	p.Close()
+}
+
+// A client whose password has to be verified waits for that alone, then for its rules, and is answered; one whose
+// verification fails in any way is not, and is not tried again.
+func TestPasswordsAreVerifiedFirst(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
+	proof := map[query.Proof]query.RefuseReason{query.NoProof: query.Unproven, query.ProofBad: query.RefuseDevice, query.ProofFailed: query.RefuseBusy}
+	s := &stages{cache: map[query.Question]settled.Entry{question: address(question, "192.0.2.1")}}
+	s.identify = func(q *query.Query) query.RefuseReason { return proof[q.Proof] }
+	s.prepare = func() {}
+	p := start(t, ctx, s, Options{Logger: slog.New(slog.DiscardHandler)})
+	w := p.NewWorker()
+	for _, c := range []struct {
+		finds query.Proof
+		want  string
+	}{
+		{query.ProofGood, "NOERROR A=192.0.2.1"}, {query.ProofBad, "REFUSED EDE18"}, {query.ProofFailed, "SERVFAIL EDE22"}, {query.NoProof, "SERVFAIL EDE22"},
+	} {
+		tried := 0
+		s.prove = func(q *query.Query) {
+			if tried++; c.finds == query.NoProof {
+				panic("a bug")
+			}
+			q.Proof = c.finds
+		}
+		s.prepared.Store(false)
+		if got := brief(ask(t, p, w, "www.example.", nil)); got != c.want || tried != 1 {
+			t.Errorf("proof %d: %s, tried %d times; want %s", c.finds, got, tried, c.want)
+		}
+	}
+	if p.Panics() != 1 {
+		t.Errorf("%d panics were counted", p.Panics())
 	}
 	cancel()
 	p.Close()

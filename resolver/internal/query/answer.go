@@ -61,7 +61,7 @@ type FactKind uint8
 const (
 	FactAlias   FactKind = 1 // target of a CNAME or DNAME-made CNAME: canonical name
 	FactAddress FactKind = 2 // A or AAAA, or an address hint of SVCB/HTTPS: 4 or 16 bytes
-	FactTarget  FactKind = 3 // target of SVCB, HTTPS, MX, SRV, NS or PTR: canonical name
+	FactTarget  FactKind = 3 // target of SVCB or HTTPS (in AliasMode too), MX, SRV, NS or PTR: canonical name
 	FactZone    FactKind = 4 // the zone cut of the last name: canonical name
 )
 

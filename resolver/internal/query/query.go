@@ -10,12 +10,14 @@
 package query
 
 import (
+	"bytes"
 	"net/netip"
 	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/usercache"
 )
 
 // A Transport is how a query came.
@@ -109,6 +111,9 @@ type Query struct {
 	// password or bearer token; "" if none.
 	PathDevice, AuthDevice, AuthSecret string
 
+	// Proof is what the identifying stage found out of AuthSecret where it could wait.
+	Proof Proof
+
 	// Set by Read.
 
 	ID       uint16
@@ -166,12 +171,27 @@ const (
 	RefuseOutstanding              // the source has too many queries under way
 	RefuseBusy                     // too many queries under way in all, or pressure
 	RefuseConnections              // a connection beyond its limit
+	RefuseUserRate                 // the rate of the user or device
+	RefuseDedicated                // a dedicated address that is nobody's; dropped
+	Unproven                       // no refusal: the password has to be verified first, see Proof
 	NumRefuseReason   = iota
 )
 
-var refuseNames = [NumRefuseReason]string{"", "access", "stranger", "device", "cold", "rate", "slip", "outstanding", "busy", "connections"}
+var refuseNames = [NumRefuseReason]string{"", "access", "stranger", "device", "cold", "rate", "slip", "outstanding", "busy", "connections",
+	"user_rate", "dedicated", "unproven"}
 
 func (r RefuseReason) String() string { return refuseNames[r] }
+
+// A Proof says whether the secret that a client has shown was verified for its query.
+type Proof uint8
+
+// The proofs.
+const (
+	NoProof     Proof = iota // it was not
+	ProofGood                // it is the device's
+	ProofBad                 // it is not
+	ProofFailed              // there was no room to verify it, or it was tried too often
+)
 
 // EDNS is what the query's OPT record said.
 type EDNS struct {
@@ -182,9 +202,12 @@ type EDNS struct {
 	Subnet  Subnet // RFC 7871, as sent
 	// HasSubnet is true when the option was there, even with a prefix of length 0 (which declines).
 	HasSubnet bool
-	// Device is the first device option (65001, 65073 MAC; 65074 CPE-ID), for identify; DeviceCode its code.
-	Device     []byte
-	DeviceCode uint16
+	// MAC is the first option with a device's MAC address (65001, 65073), MACCode its code; CPE the first with
+	// the identity of a customer's equipment (65074). For identify.
+	MAC, CPE []byte
+	MACCode  uint16
+	// Structured: the client wants to be told in JSON why something was filtered.
+	Structured bool
 	NSID       bool
 	Padding    bool
 	KeepAlive  bool
@@ -197,6 +220,9 @@ type Scratch struct {
 	// Hashes receives suffix hashes of a name.
 	Hashes [dnsname.MaxLabels + 1]uint64
 	Name   [dnsname.MaxLen + 1]byte
+	// Device and Hint hold what names the device while it is looked up.
+	Device usercache.DeviceID
+	Hint   [MaxHint + 4]byte
 	// Answer and Verdict are of the step under way: behind interfaces they would escape one by one.
 	Answer  Answer
 	Verdict Verdict
@@ -223,7 +249,7 @@ const (
 // Ignore at least ID and RD are set.
 func (q *Query) Read(wire []byte) Fault {
 	q.ID, q.Opcode, q.RD, q.AD, q.AsIs, q.EDNS = 0, 0, false, false, nil, EDNS{}
-	q.HasCookie, q.CookieOK = false, false
+	q.HasCookie, q.CookieOK, q.Proof = false, false, NoProof
 	q.Question, q.Client, q.Turn, q.Outcome = Question{}, Client{}, Turn{}, Outcome{}
 	if len(wire) < dnswire.HeaderLen {
 		return Ignore
@@ -333,10 +359,18 @@ func (q *Query) readOptions(b []byte) bool {
 				return false
 			}
 			q.EDNS.Subnet, q.EDNS.HasSubnet = s, true
-		case dnswire.OptionMAC, dnswire.OptionMACText, dnswire.OptionCPEID:
-			if q.EDNS.Device == nil && l > 0 && l <= MaxHint {
-				q.EDNS.Device, q.EDNS.DeviceCode = v, code
+		case dnswire.OptionMAC, dnswire.OptionMACText:
+			if q.EDNS.MAC == nil {
+				q.EDNS.MAC, q.EDNS.MACCode = v, code
 			}
+		case dnswire.OptionCPEID:
+			if q.EDNS.CPE == nil {
+				q.EDNS.CPE = v
+			}
+		case dnswire.OptionEDE:
+			// Without a text it asks for structured error data (draft-ietf-dnsop-structured-dns-error); drafts
+			// differ on whether the code, 0, is there.
+			q.EDNS.Structured = l == 0 || l == 2 && dnswire.Uint16(v) == 0
 		case dnswire.OptionNSID:
 			q.EDNS.NSID = true
 		case dnswire.OptionPadding:
@@ -386,7 +420,8 @@ func (q *Query) Own() *Query {
 	c.AsIs = append([]byte(nil), q.AsIs...)
 	c.keepNames(q)
 	c.EDNS.Cookie = append([]byte(nil), q.EDNS.Cookie...)
-	c.EDNS.Device = append([]byte(nil), q.EDNS.Device...)
+	c.EDNS.MAC = bytes.Clone(q.EDNS.MAC)
+	c.EDNS.CPE = bytes.Clone(q.EDNS.CPE)
 	c.Scratch = nil
 	return &c
 }

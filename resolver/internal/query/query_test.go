@@ -106,7 +106,7 @@ func TestReadFields(t *testing.T) {
 		opt(&dns.EDNS0_COOKIE{Code: 10, Cookie: "0102030405060708"},
 			&dns.EDNS0_SUBNET{Code: 8, Family: 1, SourceNetmask: 24, Address: []byte{192, 0, 2, 0}},
 			&dns.EDNS0_LOCAL{Code: 65074, Data: []byte("cpe-7")},
-			&dns.EDNS0_LOCAL{Code: 65001, Data: []byte("second")},
+			&dns.EDNS0_LOCAL{Code: 65001, Data: []byte("first")}, &dns.EDNS0_LOCAL{Code: 65073, Data: []byte("second")},
 			&dns.EDNS0_PADDING{Padding: make([]byte, 5)})(m)
 	})
 	var q Query
@@ -120,7 +120,7 @@ func TestReadFields(t *testing.T) {
 			t.Errorf("%s: question %+v, spelled %q", what, q.Question, q.AsIs)
 		}
 		if e := q.EDNS; e.UDPSize != 1400 || !bytes.Equal(e.Cookie, []byte{1, 2, 3, 4, 5, 6, 7, 8}) || e.Subnet.Bits != 24 ||
-			!e.HasSubnet || string(e.Device) != "cpe-7" || e.DeviceCode != 65074 || !e.Padding || e.NSID {
+			!e.HasSubnet || string(e.CPE) != "cpe-7" || string(e.MAC) != "first" || e.MACCode != 65001 || !e.Padding || e.NSID {
 			t.Errorf("%s: EDNS %+v", what, e)
 		}
 	}

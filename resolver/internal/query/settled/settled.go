@@ -224,18 +224,14 @@ func (w *writer) name(kind query.FactKind, n []byte) {
 	w.facts = query.AppendFact(w.facts, kind, c[:len(n)])
 }
 
-// svcb takes the target and the address hints (RFC 9460 section 7.3) of an SVCB or HTTPS record. In
-// AliasMode (priority 0) the target is an alias.
+// svcb takes the target and the address hints (RFC 9460 section 7.3) of an SVCB or HTTPS record. The target of
+// AliasMode (priority 0) is one like others: the client goes there, and no CNAME record leads to it.
 func (w *writer) svcb(d []byte) {
 	target := dnswire.NameIn(dnswire.TypeSVCB, d, 0)
 	if target == nil {
 		return
 	}
-	kind := query.FactTarget
-	if dnswire.Uint16(d) == 0 {
-		kind = query.FactAlias
-	}
-	w.name(kind, target)
+	w.name(query.FactTarget, target)
 	for p := d[2+len(target):]; len(p) >= 4; {
 		code, n := dnswire.Uint16(p), 4+int(dnswire.Uint16(p[2:]))
 		if n > len(p) {

@@ -55,7 +55,7 @@ func TestFactsAndHeader(t *testing.T) {
 			got = append(got, string([]byte{'0' + byte(kind), ' '})+dnsname.Name(v).String())
 		}
 	}
-	want := []string{"1 b.example.", "3 svc.example.", "192.0.2.1", "192.0.2.2", "2001:db8::1", "1 other.example.", "4 example."}
+	want := []string{"1 b.example.", "3 svc.example.", "192.0.2.1", "192.0.2.2", "2001:db8::1", "3 other.example.", "4 example."}
 	if len(got) != len(want) {
 		t.Fatalf("facts %q, want %q", got, want)
 	}

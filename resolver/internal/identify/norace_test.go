@@ -1,0 +1,5 @@
+//go:build !race
+
+package identify
+
+const raceEnabled = false
