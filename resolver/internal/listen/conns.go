@@ -133,8 +133,12 @@ type Acceptor struct {
 	// *tls.Conn if TLS is set.
 	Serve func(c net.Conn, source, local netip.AddrPort)
 
-	wg sync.WaitGroup // connections
+	wg      sync.WaitGroup // connections
+	headers atomic.Int64   // connections that wait for their PROXY header
 }
+
+// maxHeaders is how many connections from proxies may wait for their header at once, each at most proxyWait.
+const maxHeaders = 1024
 
 // HandshakeTimeout is how long a client has for the TLS handshake.
 const HandshakeTimeout = 5 * time.Second
@@ -160,8 +164,16 @@ func (a *Acceptor) Run(ctx context.Context) error {
 		pause = 0
 		source, local := AddrPort(c.RemoteAddr()), AddrPort(c.LocalAddr())
 		if a.FromProxy != nil && a.FromProxy(source.Addr()) {
+			// The gate cannot count those whose client is not known yet, so they are counted here.
+			if a.headers.Add(1) > maxHeaders {
+				a.headers.Add(-1)
+				a.Counters.Refused[query.RefuseConnections].Add(1)
+				reset(c)
+				continue
+			}
 			a.wg.Go(func() {
 				p, err := readProxyFrom(c)
+				a.headers.Add(-1)
 				if err != nil {
 					a.Counters.Malformed.Add(1)
 					reset(c)

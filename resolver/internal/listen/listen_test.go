@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/internal/listen/listentest"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
 func TestReadProxy(t *testing.T) {
@@ -46,6 +47,8 @@ func TestReadProxy(t *testing.T) {
 		{"version 1", []byte("PROXY TCP4 192.0.2.7 198.51.100.1 4000 53\r\n"), "", 0},
 		{"version 3", edit(v4, func(b []byte) []byte { b[12] = 0x31; return b }), "", 0},
 		{"unknown command", edit(v4, func(b []byte) []byte { b[12] = 0x22; return b }), "", 0},
+		{"unknown transport", edit(v4, func(b []byte) []byte { b[13] = 0x13; return b }), "", 0},
+		{"LOCAL with anything", edit(v4, func(b []byte) []byte { b[12], b[13] = 0x20, 0xff; return b }), "", len(v4)},
 		{"unix sockets", edit(v4, func(b []byte) []byte { b[13] = 0x31; return b }), "", 0},
 		{"too short for its addresses", edit(v4, func(b []byte) []byte { b[15] = 11; return b }), "", 0},
 	} {
@@ -65,6 +68,39 @@ func FuzzReadProxy(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, n, err := ReadProxy(b); n > len(b) || n > maxProxy || (err == nil) != (n >= proxyFixed) {
 			t.Errorf("%d of %d bytes, %v", n, len(b), err)
+		}
+	})
+}
+
+// stalled is a listener of connections from a proxy that sends no header.
+type stalled struct {
+	net.Listener
+	left int
+}
+
+func (l *stalled) Accept() (net.Conn, error) {
+	if l.left--; l.left < 0 {
+		return nil, net.ErrClosed
+	}
+	c, _ := net.Pipe()
+	return c, nil
+}
+
+func TestProxiesThatSendNoHeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &Acceptor{
+			Listener: &stalled{left: maxHeaders + 5}, Gate: NewConnections(1, 1), Counters: new(Counters),
+			FromProxy: func(netip.Addr) bool { return true },
+			Serve:     func(net.Conn, netip.AddrPort, netip.AddrPort) { t.Error("one was served") },
+		}
+		start := time.Now()
+		if err := a.Run(t.Context()); err != nil {
+			t.Error(err)
+		}
+		a.Wait()
+		c := a.Counters
+		if full, bad := c.Refused[query.RefuseConnections].Load(), c.Malformed.Load(); full != 5 || bad != maxHeaders || time.Since(start) != proxyWait {
+			t.Errorf("%d too many, %d without header after %v", full, bad, time.Since(start))
 		}
 	})
 }

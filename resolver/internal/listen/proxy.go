@@ -34,12 +34,17 @@ func ReadProxy(b []byte) (p Proxied, n int, err error) {
 	if err != nil || len(b) < n {
 		return p, 0, ErrProxy
 	}
-	command, family, addrs := b[12]&15, b[13]>>4, b[proxyFixed:n]
+	command, family, transport, addrs := b[12]&15, b[13]>>4, b[13]&15, b[proxyFixed:n]
 	switch command {
 	case 0: // LOCAL
 		return p, n, nil
 	case 1: // PROXY
 	default:
+		return p, 0, ErrProxy
+	}
+	// Which of the transports it is, stream or datagram, is known from how the header came, and proxies that turn
+	// one into the other say one or the other.
+	if transport > 2 {
 		return p, 0, ErrProxy
 	}
 	var size int

@@ -207,8 +207,7 @@ func TestWhoAsks(t *testing.T) {
 		{"/q/kid%201/?dns=" + miss, "", "kid 1", "", ""},
 		{"/q?dns=" + miss, "Basic " + base64.StdEncoding.EncodeToString([]byte("kid-1:pass:word")), "", "kid-1", "pass:word"},
 		{"/q/a?dns=" + miss, "bearer  t0ken ", "a", "", "t0ken"},
-		{"/q?dns=" + miss, "Basic !", "", "", ""},
-		{"/q?dns=" + miss, "Bearer", "", "", ""},
+		{"/q?dns=" + miss, "Basic " + base64.StdEncoding.EncodeToString([]byte("kid-1:")), "", "kid-1", ""},
 	} {
 		r := httptest.NewRequest("GET", c.target, nil)
 		r.Header.Set("Authorization", c.auth)
@@ -218,6 +217,18 @@ func TestWhoAsks(t *testing.T) {
 		if w.Code != 200 || q.PathDevice != c.path || q.AuthDevice != c.name || q.AuthSecret != c.secrect {
 			t.Errorf("%s, %q: %d, path %q, name %q, secret %q", c.target, c.auth, w.Code, q.PathDevice, q.AuthDevice, q.AuthSecret)
 		}
+	}
+	before := h.Resolved.Load()
+	for _, auth := range []string{"Basic !", "Basic", "Basic Og==", "Basic a2lk", "Bearer", "Bearer ", "Digest username=\"kid\"", "kid"} {
+		r := httptest.NewRequest("GET", "/q/kid-1?dns="+miss, nil)
+		r.Header.Set("Authorization", auth)
+		w := httptest.NewRecorder()
+		if s.ServeHTTP(w, r); w.Code != 400 {
+			t.Errorf("Authorization %q: %d", auth, w.Code)
+		}
+	}
+	if n := h.Resolved.Load() - before; n != 0 {
+		t.Errorf("%d queries with a malformed authorization were taken", n)
 	}
 }
 

@@ -43,6 +43,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(http.ErrAbortHandler)
 		}
 	}
+	user, secret, ok := credentials(r)
+	if !ok {
+		http.Error(w, "the header Authorization is neither Basic nor Bearer with something in it", http.StatusBadRequest)
+		return
+	}
 	wire, status, why := readQuery(w, r)
 	if status != 0 {
 		if status == http.StatusMethodNotAllowed {
@@ -59,7 +64,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return // nobody waits any more
 	}
 	q := &k.Query
-	s.describe(q, r, device)
+	s.describe(q, r, device, user, secret)
 	n, fault, resolve := k.Answer(wire)
 	var response []byte
 	var own *query.Query
@@ -123,25 +128,28 @@ func (s *Server) device(path string) (string, bool) {
 }
 
 // describe sets what a listener sets of a query.
-func (s *Server) describe(q *query.Query, r *http.Request, device string) {
+func (s *Server) describe(q *query.Query, r *http.Request, device, user, secret string) {
 	q.Transport, q.Listener, q.Arrived = query.DoH, s.opts.ListenerID, clock.Elapsed()
 	q.Source, q.Local, q.ServerName = netip.AddrPort{}, netip.AddrPort{}, ""
 	if c, ok := r.Context().Value(connKey{}).(*trackedConn); ok {
 		q.Source, q.Local, q.ServerName = c.peer.source, c.peer.local, c.peer.serverName
 	}
-	q.PathDevice = device
-	q.AuthDevice, q.AuthSecret = credentials(r)
+	q.PathDevice, q.AuthDevice, q.AuthSecret = device, user, secret
 }
 
-func credentials(r *http.Request) (name, secret string) {
+// credentials returns the user and password of HTTP authentication, or a bearer token. It is false if the client
+// has shown something else: to take it for one that shows nothing would be to serve it as somebody else.
+func credentials(r *http.Request) (name, secret string, ok bool) {
+	a := strings.TrimSpace(r.Header.Get("Authorization"))
+	if a == "" {
+		return "", "", true
+	}
 	if name, secret, ok := r.BasicAuth(); ok {
-		return name, secret
+		return name, secret, name != "" || secret != ""
 	}
-	const bearer = "Bearer "
-	if a := r.Header.Get("Authorization"); len(a) > len(bearer) && strings.EqualFold(a[:len(bearer)], bearer) {
-		return "", strings.TrimSpace(a[len(bearer):])
-	}
-	return "", ""
+	scheme, token, _ := strings.Cut(a, " ")
+	token = strings.TrimSpace(token)
+	return "", token, strings.EqualFold(scheme, "Bearer") && token != ""
 }
 
 // readQuery returns the message in a request, or the status that refuses it.
