@@ -73,6 +73,7 @@ type Builder struct {
 	rules   ruleSet
 	changed Set // lists added or removed
 	added   Set
+	undo    func() // takes the list added last out again
 }
 
 // NewBuilder returns a Builder whose Matchers hash names with key.
@@ -114,8 +115,16 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	}
 	b.changed.Add(list)
 	b.added.Add(list)
+	b.undo = func() {
+		undo()
+		b.changed.Remove(list)
+		b.added.Remove(list)
+	}
 	return rep, nil
 }
+
+// Undo makes the last Add not to have been, for a caller who does not like its Report.
+func (b *Builder) Undo() { b.undo() }
 
 // Remove takes the list of that number out of the Matcher that Build is given.
 func (b *Builder) Remove(list int) { b.changed.Add(list) }

@@ -40,6 +40,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -108,6 +109,8 @@ type Options struct {
 	// Changed is sent to when the catalogue may have changed or a blob has arrived. Nil: nothing changes
 	// after New.
 	Changed <-chan struct{}
+	// Index is the file that keeps the index of the catalogue's lists for the next start; "" keeps none.
+	Index string
 	// OwnBytes bounds the memory of users' own rules and lists, compiled; 0 means 64 MiB. One user may have an
 	// eighth of it.
 	OwnBytes int64
@@ -121,6 +124,9 @@ type Policy struct {
 	own   compiled
 	// changes counts what may have brought a text that was missing.
 	changes atomic.Uint64
+
+	listsChanged chan struct{}   // of one: the lists' index may not be on disk
+	saved        *filter.Matcher // keepIndex's: what was written, or read
 }
 
 // New returns a Policy of the catalogue as it is.
@@ -134,14 +140,21 @@ func New(o Options) *Policy {
 	if o.OwnBytes == 0 {
 		o.OwnBytes = 64 << 20
 	}
-	p := &Policy{o: o}
+	p := &Policy{o: o, listsChanged: make(chan struct{}, 1)}
 	p.own.init(o.OwnBytes)
-	p.state.Store(newState(&p.o, nil))
+	first := &state{key: o.Key}
+	first.loadIndex(&p.o)
+	p.saved = first.lists
+	p.state.Store(newState(&p.o, first))
+	p.tellListsChanged()
 	return p
 }
 
 // Run follows changes of the catalogue and arriving blobs until ctx ends.
 func (p *Policy) Run(ctx context.Context) error {
+	var index sync.WaitGroup
+	index.Go(func() { p.keepIndex(ctx) })
+	defer index.Wait()
 	for {
 		select {
 		case <-ctx.Done():
@@ -158,6 +171,9 @@ func (p *Policy) Update() {
 	old := p.state.Load()
 	if s := newState(&p.o, old); s != old {
 		p.state.Store(s)
+		if s.lists != old.lists {
+			p.tellListsChanged()
+		}
 	}
 }
 

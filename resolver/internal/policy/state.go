@@ -92,9 +92,11 @@ func (s *state) compileLists(o *Options, cat *usercache.Catalogue) (changed bool
 			continue // the version before, if there is one, goes on matching
 		}
 		rep, err := b.Add(l.Number, bytes.NewReader(text))
+		if err == nil && rep.NotAList != "" {
+			b.Undo()
+		}
 		if err != nil || rep.NotAList != "" {
 			o.Logger.Error("a catalogue list cannot be used; its last good version stays", "list", l.ID, "what", rep.NotAList, "err", err)
-			b.Remove(l.Number)
 			continue
 		}
 		o.Logger.Info("catalogue list compiled", "list", l.ID, "number", l.Number, "rules", rep.Rules, "skipped", rep.Skipped)
