@@ -67,7 +67,7 @@ var allowed = map[string][]string{
 	"listen/tcp":  {"/resolver/clock", "listen", "query"},
 	"listen/dot":  {"listen", "listen/tcp", "query"},
 	"listen/doh":  {"/resolver/clock", "dnswire", "listen", "query"},
-	"overload":    {"/resolver/clock", "query"},
+	"overload":    {"/resolver/clock", "/usercache", "query"},
 	"identify":    {"/resolver/clock", "/usercache", "/usercache/password", "dnswire", "query"},
 	"policy":      {"/resolver/clock", "/usercache", "dnsname", "dnswire", "filter", "query"},
 	"localdata":   {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled"},

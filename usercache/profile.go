@@ -155,6 +155,8 @@ const (
 	DoHOnly
 	// HasCredentials: the device has passwords or tokens; see Cache.Credentials.
 	HasCredentials
+	// DeviceRate: RateLimit is the device's own; otherwise all devices of the user without one share it.
+	DeviceRate
 	// BlockFirefoxCanary: Firefox is told not to choose a resolver of its own.
 	BlockFirefoxCanary
 	// BlockPrivateRelay: iCloud Private Relay is not to be found.

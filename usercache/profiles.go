@@ -91,6 +91,19 @@ func (c *Catalogue) lay(p *Profile, settings []byte) (details bool) {
 	}
 }
 
+// setsRate is 1 if a Settings message has a rate_limit.
+func setsRate(settings []byte) uint64 {
+	for {
+		f, rest, ok := nextField(settings)
+		if !ok {
+			return 0
+		}
+		if settings = rest; f.num == 25 {
+			return 1
+		}
+	}
+}
+
 func (p *Profile) flag(f Flags, v uint64) {
 	p.Flags &^= f
 	if v != 0 {
@@ -181,6 +194,7 @@ func (c *Catalogue) resolve(p *Profile, user, device []byte) (s Status, details 
 			if c.lay(p, f.b) {
 				details = true
 			}
+			p.flag(DeviceRate, setsRate(f.b))
 		case 10, 11:
 			details = details || len(f.b) > 0
 		}

@@ -5,8 +5,9 @@
 // forged to make us flood somebody; beyond that every second one is answered with TC=1, so that a real client
 // behind the same range gets through over TCP, and the rest is dropped. One that returns our cookie has shown
 // that its address is its own, and is not limited so. A listed source stands in
-// access.allow by a prefix of its own or in access.unlimited, and is not rate limited here; nor is loopback,
-// nor an identified client, which has limits of its user.
+// access.allow by a prefix of its own or in access.unlimited, and is not rate limited here; nor is loopback.
+// An identified client has the limits of its settings instead, over every transport and wherever it asks from:
+// networks, and rate_limit and rate_burst, beyond which it is refused; see userRates.
 //
 // Access is judged before identity on plain DNS and after it on encrypted transports, where a known device
 // may ask from anywhere.
@@ -40,6 +41,7 @@ type Options struct {
 type Gate struct {
 	o       Options
 	buckets []atomic.Uint64
+	users   userRates
 }
 
 // tableSize is how many words the table has: half a megabyte.
@@ -50,7 +52,9 @@ func New(o Options) *Gate {
 	if o.Rate == nil {
 		o.Rate = func() int { return 0 }
 	}
-	return &Gate{o: o, buckets: make([]atomic.Uint64, tableSize)}
+	g := &Gate{o: o, buckets: make([]atomic.Uint64, tableSize)}
+	g.users.init(o.Seed)
+	return g
 }
 
 // Early judges a query before its client is known.
@@ -77,6 +81,13 @@ func (g *Gate) Late(q *query.Query) query.RefuseReason {
 			if within(d.DenyNetworks, src) || len(d.AllowNetworks) > 0 && !within(d.AllowNetworks, src) {
 				return query.RefuseAccess
 			}
+		}
+		worker := 0
+		if q.Scratch != nil {
+			worker = q.Scratch.Worker
+		}
+		if !g.users.take(&q.Client.Profile, worker, q.Arrived) {
+			return query.RefuseUserRate
 		}
 		return query.NotRefused
 	}
@@ -163,9 +174,5 @@ func (g *Gate) hash(src netip.Addr) uint64 {
 	if src.Is4() {
 		hi = uint64(b[12])<<24 | uint64(b[13])<<16 | uint64(b[14])<<8 | 1
 	}
-	h := (hi ^ g.o.Seed) * 0x9e3779b97f4a7c15
-	h ^= h >> 32
-	h *= 0xd6e8feb86659fd93
-	h ^= h >> 32
-	return h
+	return mix(hi ^ g.o.Seed)
 }

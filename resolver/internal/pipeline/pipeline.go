@@ -230,6 +230,7 @@ func (p *Pipeline) NewWorker() *query.Worker {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.workers = append(p.workers, w)
+	w.Scratch.Worker = len(p.workers)
 	if !p.closed {
 		p.running.Add(1)
 		go func() {

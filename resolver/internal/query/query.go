@@ -215,6 +215,8 @@ type EDNS struct {
 
 // Scratch is a worker's buffers.
 type Scratch struct {
+	// Worker numbers the worker whose space it is, from 1; 0 is nobody's.
+	Worker int
 	// Entry receives an answer copied out of the cache.
 	Entry [MaxEntry]byte
 	// Hashes receives suffix hashes of a name.

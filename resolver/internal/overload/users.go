@@ -1,0 +1,161 @@
+package overload
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/usercache"
+)
+
+// userRates holds users and devices to rate_limit and rate_burst.
+//
+// What one may ask for is kept in one word: the time at which all that was taken will have been earned again
+// (the generic cell rate algorithm). A worker takes a share of a second's queries in advance and spends it from a
+// table that only it writes, so that most queries write no shared memory, and the limit holds exactly however a
+// client's queries fall on the workers. A share that is not used within leaseFor is lost.
+//
+// The words stand in sets of the size of a cache line. A user that finds no word takes that of the one who has
+// waited longest; so with more than words users asking at once some get more than they should.
+type userRates struct {
+	seed    uint64
+	words   []atomic.Uint64
+	workers atomic.Int64
+	shares  [maxWorkers + 1]*shares // each written by its worker alone
+}
+
+const (
+	maxWorkers = 1024 // whose shares are kept; any more take each query from the common word
+	userWords  = 1 << 16
+	userWays   = 8 // words of a set: a cache line
+
+	timeBits = 44
+	timeMask = 1<<timeBits - 1
+	unit     = 64 // nanoseconds
+	second   = uint64(time.Second) / unit
+
+	// leaseFor is how long a share may be spent, and sharesPerSecond in how many parts a worker takes its part of a
+	// second's queries.
+	leaseFor        = 250 * time.Millisecond
+	sharesPerSecond = 8
+	// maxUserRate is the highest limit that the clock can tell from none.
+	maxUserRate = 1_000_000
+)
+
+// shares are those of one worker, found by the key's hash.
+type shares [1 << 9]share
+
+type share struct {
+	key   uint64
+	left  uint32
+	until clock.Instant
+}
+
+func (r *userRates) init(seed uint64) {
+	r.seed = seed
+	r.words = make([]atomic.Uint64, userWords)
+}
+
+// take takes one query of a client's allowance; worker is 0 if the query is at no worker's. It is false if there is
+// none left.
+func (r *userRates) take(p *usercache.Profile, worker int, now clock.Instant) bool {
+	rate := uint64(p.RateLimit)
+	if rate == 0 || rate >= maxUserRate {
+		return true
+	}
+	burst := uint64(p.RateBurst)
+	if burst == 0 {
+		burst = rate
+	}
+	key := r.key(p)
+	if worker <= 0 || worker > maxWorkers {
+		return r.draw(key, rate, burst, 1, now)
+	}
+	t := r.shares[worker]
+	if t == nil {
+		t = new(shares)
+		r.shares[worker] = t
+		r.workers.Add(1)
+	}
+	s := &t[key%uint64(len(t))]
+	if s.key == key && s.left > 0 && now < s.until {
+		s.left--
+		return true
+	}
+	part := max(min(rate, burst)/uint64(sharesPerSecond*r.workers.Load()), 1)
+	for _, n := range [...]uint64{part, 1} { // if there is no share left, there may be a query
+		if r.draw(key, rate, burst, n, now) {
+			*s = share{key: key, left: uint32(n - 1), until: now.Add(leaseFor)}
+			return true
+		}
+	}
+	return false
+}
+
+// draw takes n queries from the common word.
+func (r *userRates) draw(key, rate, burst, n uint64, now clock.Instant) bool {
+	tag := key >> timeBits << timeBits
+	set := r.words[key%(userWords/userWays)*userWays:][:userWays]
+	at := uint64(now) / unit & timeMask
+	most := min(burst*second/rate, timeMask/4) // how far ahead of now the word may be: three days at most
+	cost := n * second / rate
+	for {
+		word, old := find(set, tag, at)
+		ahead := uint64(0)
+		if old&^timeMask == tag {
+			// One that is further ahead than it can have been put has been behind for a long time.
+			if d := (old - at) & timeMask; d <= most+second {
+				ahead = d
+			}
+		}
+		if ahead+cost > most {
+			return false
+		}
+		if word.CompareAndSwap(old, tag|(at+ahead+cost)&timeMask) {
+			return true
+		}
+	}
+}
+
+// find returns the word of a tag and what it holds, or the word that the tag may take: one of nobody, or the one
+// that has been behind now for longest.
+func find(set []atomic.Uint64, tag, at uint64) (word *atomic.Uint64, old uint64) {
+	longest := uint64(0)
+	for i := range set {
+		w := set[i].Load()
+		if w&^uint64(timeMask) == tag {
+			return &set[i], w
+		}
+		behind := (at - w) & timeMask
+		switch {
+		case w == 0:
+			behind = timeMask
+		case behind > timeMask/2: // ahead
+			behind = 0
+		}
+		if word == nil || behind > longest {
+			word, old, longest = &set[i], w, behind
+		}
+	}
+	return word, old
+}
+
+// key tells apart whose allowance it is: the user's, or that of a device with a limit of its own.
+func (r *userRates) key(p *usercache.Profile) uint64 {
+	h := mix(uint64(p.User) ^ r.seed)
+	if p.Is(usercache.DeviceRate) {
+		for _, c := range p.DeviceID.Bytes() {
+			h = (h ^ uint64(c)) * 0x100000001b3
+		}
+		h = mix(h)
+	}
+	return h | 1<<timeBits // the tag is never zero, so that no word in use is
+}
+
+func mix(h uint64) uint64 {
+	h *= 0x9e3779b97f4a7c15
+	h ^= h >> 32
+	h *= 0xd6e8feb86659fd93
+	h ^= h >> 32
+	return h
+}
