@@ -304,7 +304,9 @@ func (s *step) send(a *attempt) {
 	ctx, cancel := context.WithCancel(s.r.ctx)
 	a.cancel = cancel
 	s.flying = append(s.flying, a)
-	s.running.Go(func() {
+	s.running.Add(1)
+	s.r.it.crew.Go(func() {
+		defer s.running.Done()
 		defer cancel()
 		r := result{a: a}
 		defer func() {

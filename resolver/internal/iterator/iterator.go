@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/crew"
 	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
@@ -145,6 +146,7 @@ type Iterator struct {
 	primed     atomic.Bool  // once
 	primeAfter atomic.Int64 // a clock.Instant
 	families   [2]family
+	crew       crew.Crew // exchanges
 }
 
 // New returns an Iterator.
