@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -183,4 +184,92 @@ func TestTrustAnchorRoll(t *testing.T) {
 		want(26, good)
 		l.stop()
 	})
+}
+
+// A trust anchor may be for a zone that is not there. That a name below it does not exist is then passed on as what it
+// is, nobody's word; but never data, nor once the zone has shown its keys, nor if an anchor above could speak.
+func TestAnchorOfAnAbsentZone(t *testing.T) {
+	const denied, bad, good = "NXDOMAIN AD=false EDE5", "SERVFAIL AD=false EDE9", "NOERROR | www.roll. A 192.0.2.80 AD=true"
+	for _, c := range []struct {
+		what         string
+		above        bool   // the root is an anchor too
+		before, then string // what becomes of a denial before the zone has shown its keys, and after
+	}{
+		{"an island", false, denied, bad},
+		{"the root is an anchor too", true, bad, bad},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			z := newRolling(t)
+			z.set("A", "A")
+			server := netip.MustParseAddr("127.53.9.9")
+			sim, err := siminternet.New(time.Now(), siminternet.Zone{Name: ".", Servers: []netip.Addr{netip.MustParseAddr("127.53.0.1")}, Algorithm: dns.ED25519},
+				siminternet.Zone{Name: "roll.", Servers: []netip.Addr{server}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// absent: the server denies every name of the zone, by a proof that nobody can verify; forging: all but an
+			// address.
+			var absent, forging atomic.Bool
+			sim.SetBehaviour(server, siminternet.Behaviour{Hook: func(q siminternet.Query) *siminternet.Reply {
+				if !absent.Load() {
+					return z.answer(q)
+				}
+				m := new(dns.Msg).SetReply(q.Msg)
+				m.Authoritative = true
+				if name, typ := asked(q); forging.Load() && typ == dns.TypeA {
+					m.Answer = records(name + " A 203.0.113.66")
+					return &siminternet.Reply{Msg: m}
+				}
+				m.Rcode = dns.RcodeNameError
+				m.Ns = records("roll. 300 SOA ns1.roll. h.roll. 1 2 3 4 300\nroll. 300 NSEC roll. NS SOA RRSIG NSEC DNSKEY")
+				return &siminternet.Reply{Msg: m}
+			}})
+			l := newLabIn(t, sim, func(o *resolver.Options) {
+				o.DNSSEC.Anchors, o.DNSSEC.AnchorsFile = z.keys['A'].ToDS(dns.SHA256).String()+"\n", "anchors"
+				if c.above {
+					o.DNSSEC.Anchors += sim.TrustAnchor()
+				}
+			})
+			defer l.stop()
+			want := func(name string, typ uint16, outcome string) {
+				t.Helper()
+				m, err := l.ask(name, typ, func(m *dns.Msg) { m.AuthenticatedData = true })
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := fmt.Sprintf("%s AD=%v", text(m), m.AuthenticatedData)
+				for _, x := range m.IsEdns0().Option {
+					if e, ok := x.(*dns.EDNS0_EDE); ok {
+						got += fmt.Sprintf(" EDE%d", e.InfoCode)
+					}
+				}
+				if m.Rcode == dns.RcodeNameError && (len(m.Ns) == 0 || m.Ns[0].Header().Ttl > 60) {
+					t.Errorf("%s, %s: kept for long: %v", c.what, name, m.Ns)
+				}
+				if !strings.HasPrefix(got, outcome) {
+					t.Errorf("%s, %s %s: %s, want %s", c.what, name, dns.TypeToString[typ], got, outcome)
+				}
+			}
+			absent.Store(true)
+			want("www.roll.", dns.TypeA, c.before)
+			want("www.roll.", dns.TypeDS, c.before)
+			want("www.roll.", dns.TypeA, c.before) // from the cache
+			time.Sleep(301 * time.Second)
+			want("other.roll.", dns.TypeDS, c.before)
+			forging.Store(true)
+			want("www.roll.", dns.TypeA, "SERVFAIL AD=false") // no DS records were denied thereby
+			want("forged.roll.", dns.TypeA, "SERVFAIL AD=false")
+
+			absent.Store(false)
+			time.Sleep(301 * time.Second)
+			want("www.roll.", dns.TypeA, good)
+
+			absent.Store(true)
+			forging.Store(false)
+			want("nx.roll.", dns.TypeA, "SERVFAIL AD=false") // the keys are known still
+			time.Sleep(3 * time.Hour)
+			want("www.roll.", dns.TypeA, c.then)
+			want("nx2.roll.", dns.TypeA, c.then)
+		})
+	}
 }

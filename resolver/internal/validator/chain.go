@@ -139,7 +139,27 @@ func (r *run) anchored(name dnsname.Name) (*zone, error) {
 	if !usable {
 		return r.insecureFrom(name, because(edeAlgorithm, "no trust anchor of %v is of an algorithm that counts", name), 3600), nil
 	}
-	return r.keys(name, ds, keys, clock.Never)
+	z, err := r.keys(name, ds, keys, clock.Never)
+	if err == nil && z.status == query.Secure {
+		r.v.alive.Store(name, true)
+	}
+	return z, err
+}
+
+// mayBeAbsent reports whether it can be true that a zone without keys is not there at all: it is a trust anchor, all
+// who were asked for its keys deny the name, there is no anchor above that could have vouched for the denial or
+// against it, and the zone has not been seen since the start.
+func (r *run) mayBeAbsent(z *zone) bool {
+	if z.status != query.Bogus || !z.why.absent {
+		return false
+	}
+	for n := z.name.Parent(); n != ""; n = n.Parent() {
+		if _, _, ok := r.v.o.Anchors.At(n); ok {
+			return false
+		}
+	}
+	_, seen := r.v.alive.Load(z.name)
+	return !seen
 }
 
 // remember keeps a zone for others and for the rest of this run.
@@ -309,11 +329,14 @@ func (r *run) keys(name dnsname.Name, ds, anchors []byte, until clock.Instant) (
 		return r.broken(name, why, unreachableFor), nil
 	}
 	avoid := u.Servers
+	absent := true
 	for try := 0; ; try++ {
 		z, why, err := r.childSays(name, &u, ds, anchors, until)
 		if err != nil || z != nil {
 			return z, err
 		}
+		absent = absent && u.RCode == dnswire.RCodeNXDomain
+		why.absent = absent
 		if try == maxRetries {
 			return r.broken(name, why, bogusFor), nil
 		}

@@ -88,13 +88,36 @@ func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.
 		}
 	}
 	z, err := r.unsigned(holder, !claimed)
-	if err != nil || z.status == query.Bogus {
-		return z.verdict(), nil, err
-	}
-	if z.status == query.Secure {
+	switch {
+	case err != nil:
+		return verdict{}, nil, err
+	case u.RCode == dnswire.RCodeNXDomain && soa != nil && r.mayBeAbsent(z):
+		return absent(u, z)
+	case z.status == query.Bogus:
+		return z.verdict(), nil, nil
+	case z.status == query.Secure:
 		return bogus(why), nil, nil
 	}
 	return r.denial(u, name, soa, z.verdict(), nil)
+}
+
+// absent passes on that a name does not exist, below a trust anchor whose zone does not seem to exist either: an
+// island whose anchor outlived it, or that is not part of this network. Only the denial of a name is passed on, it
+// is Indeterminate, and nothing is concluded from it: no data of the zone is believed without its signatures, no DS
+// records are thereby denied, and the caches are not told. Once the zone has shown its keys, a denial is what it was
+// for everybody else all along, bogus. So whoever can forge answers gains what withholding them would give him, and
+// that only as long as the anchor has never been of use, where no other stands above it.
+func absent(u *query.Unvalidated, z *zone) (verdict, []query.RRset, error) {
+	why := because(edeIndeterminate, "%v is a trust anchor, and all who were asked deny that there is such a name", z.name)
+	var needed []query.RRset
+	for _, s := range u.Authority {
+		if s.Status == query.Secure { // it proves something of an alias before
+			continue
+		}
+		s.TTL, s.Status = min(s.TTL, uint32(bogusFor/time.Second)), query.Indeterminate
+		needed = append(needed, s)
+	}
+	return verdict{status: query.Indeterminate, why: why}, needed, nil
 }
 
 // findDenial returns the SOA record of the denial, nil if there is none, and the status with which the denial

@@ -28,6 +28,7 @@ import (
 	"net/netip"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -128,6 +129,7 @@ type Validator struct {
 	bogus    bogusTable
 	proofs   proofTable
 	insecure atomic.Pointer[map[dnsname.Name]time.Time]
+	alive    sync.Map // the names of trust anchors whose zones have shown their keys since New
 }
 
 // New returns a Validator.
@@ -191,6 +193,7 @@ const (
 	edeAlgorithm     = 1 // Unsupported DNSKEY Algorithm
 	edeDigest        = 2 // Unsupported DS Digest Type
 	edeStale         = 3
+	edeIndeterminate = 5
 	edeBogus         = 6
 	edeExpired       = 7
 	edeNotYetValid   = 8
@@ -207,6 +210,8 @@ type reason struct {
 	text string
 	// zone: it is the zone's keys that are at fault, so another answer would not help.
 	zone bool
+	// absent: all who were asked for the zone's keys say that there is no such name.
+	absent bool
 }
 
 func because(ede uint16, format string, args ...any) reason {
