@@ -2,6 +2,7 @@ package resolver
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/sluice-dns/sluice/resolver/internal/filter"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -10,16 +11,17 @@ import (
 // ListReport says what a rule compiler made of a text: usable rules, skipped lines, and why.
 type ListReport = rulelist.Report
 
-// CheckRules reads a text of filtering rules as the engine does that serves, keeping nothing. Whether a text
-// that blocks the world may be used is for the caller: a user may like it, a list for many may not have it. A
-// text that makes the compiler panic is no list at all.
-func CheckRules(text []byte) (rep ListReport) {
+// CheckList reads a text of filtering rules as the engine does that serves, keeping nothing: not even the text,
+// which may be longer than memory. Whether a text that blocks the world may be used is for the caller: a user may
+// like it, a list for many may not have it. A text that makes the compiler panic is no list at all. The error is
+// the reader's.
+func CheckList(text io.Reader) (rep ListReport, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			rep = ListReport{NotAList: fmt.Sprintf("the rule compiler panicked on it, please report it: %v", v)}
 		}
 	}()
-	return rulelist.ParseString(string(text), func(*rulelist.Rule) {})
+	return rulelist.Parse(text, rulelist.Options{}, func(*rulelist.Rule) {})
 }
 
 // What judges names by list files, for "sluice match".

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,7 +19,8 @@ import (
 // startBizlogic is the real service on a store of its own. Lines with "bad" are no rules.
 func startBizlogic(t *testing.T) *shell {
 	t.Helper()
-	svc, err := bizlogic.Open(bizlogic.Options{Dir: t.TempDir(), Compile: func(_ string, text []byte) (r bizlogic.Report, err error) {
+	svc, err := bizlogic.Open(bizlogic.Options{Dir: t.TempDir(), Compile: func(_ string, from io.Reader) (r bizlogic.Report, err error) {
+		text, err := io.ReadAll(from)
 		n := 0
 		for line := range bytes.Lines(text) {
 			n++
@@ -31,7 +33,7 @@ func startBizlogic(t *testing.T) *shell {
 				r.Rules++
 			}
 		}
-		return r, nil
+		return r, err
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +92,7 @@ func TestService(t *testing.T) {
 
 	// Settings: as in the interface, all or nothing, with help for slips of the pen.
 	sh.ok("policy", "set", "policy/family", "lists+=oisd", "mode=nxdomain", "block_ttl=10s", "services+=tiktok", "safe_search+=google", "enabled=false")
-	sh.ok("policy", "set", "ann", "enabled=true", "rewrites+=nas.home.arpa=A 192.0.2.7", "schedules+=night=block;mon-fri 22:00-07:00;services:tiktok,x;Europe/Nicosia")
+	sh.ok("policy", "set", "ann", "enabled=true", "rewrites+=nas.home.arpa=A 192.0.2.7", "schedules+=night=block;mon-fri 22:00-07:00;services:tiktok,twitter;Europe/Nicosia")
 	sh.ok("policy", "set", "ann/phone", "lists-=oisd", "log=no_client")
 	sh.fails(exitFailed, "did you mean mode instead of mdoe?", "policy", "set", "ann", "block_ttl=20s", "mdoe=nxdomain")
 	sh.fails(exitFailed, `"field":"mode"`, "policy", "set", "ann", "mode=nosuch", "-o", "json")

@@ -230,10 +230,10 @@ func TestSettings(t *testing.T) {
 			t.Errorf("after set %s %s:\n got %s\nwant %s", c.target, c.assignments, got, c.want)
 		}
 	}
-	if _, err := r.set("u/d", "unblocks=", "rewrites+=NAS.home.arpa=A 192.0.2.7;AAAA 2001:db8::7", "schedules+=night=block;mon-fri 22:00-07:00;sun 00:00-24:00;services:tiktok,x;Europe/Nicosia"); err != nil {
+	if _, err := r.set("u/d", "unblocks=", "rewrites+=NAS.home.arpa=A 192.0.2.7;AAAA 2001:db8::7", "schedules+=night=block;mon-fri 22:00-07:00;sun 00:00-24:00;services:tiktok,twitter;Europe/Nicosia"); err != nil {
 		t.Fatal(err)
 	}
-	want := `{"schedules":{"values":[{"id":"night","time_zone":"Europe/Nicosia","windows":[{"days":31,"from":1320,"to":1860},{"days":64,"to":1440}],"action":"SCHEDULE_ACTION_BLOCK","services":["tiktok","x"]}]},` +
+	want := `{"schedules":{"values":[{"id":"night","time_zone":"Europe/Nicosia","windows":[{"days":31,"from":1320,"to":1860},{"days":64,"to":1440}],"action":"SCHEDULE_ACTION_BLOCK","services":["tiktok","twitter"]}]},` +
 		`"rewrites":{"values":[{"name":"nas.home.arpa","records":["A 192.0.2.7","AAAA 2001:db8::7"]}]}}`
 	if got := show("u/d"); got != want {
 		t.Errorf("got %s\nwant %s", got, want)
@@ -295,10 +295,15 @@ func TestSettings(t *testing.T) {
 }
 
 // picky is a compiler to which a line with "bad" is unusable, and "block-all" not to be had.
-func picky(_ string, text []byte) (Report, error) {
+func picky(_ string, from io.Reader) (Report, error) {
 	var r Report
+	text, err := io.ReadAll(from)
+	if err != nil {
+		return r, err
+	}
 	n := 0
-	for line := range lines(text) {
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimSpace(line)
 		n++
 		switch {
 		case len(line) == 0 || line[0] == '!':

@@ -2,6 +2,7 @@ package bizlogic
 
 import (
 	"archive/tar"
+	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -119,11 +120,11 @@ func Restore(dir string, r io.Reader) error {
 			return fmt.Errorf("unpacking %s: %w", h.Name, err)
 		}
 		if to != part {
-			b, err := os.ReadFile(to)
+			sum, err := hashFile(to)
 			if err != nil {
 				return err
 			}
-			if hashText(b) != filepath.Base(to) {
+			if sum != filepath.Base(to) {
 				return errors.Join(fmt.Errorf("the backup is damaged: %s does not hold what its name says", h.Name), os.Remove(to))
 			}
 		}
@@ -141,6 +142,18 @@ func Restore(dir string, r io.Reader) error {
 		return err
 	}
 	return syncDir(dir)
+}
+
+// hashFile is the SHA-256 of a file in hexadecimal.
+func hashFile(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), err
 }
 
 func unpack(path string, r io.Reader) error {

@@ -22,9 +22,12 @@
 package bizlogic
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -45,6 +48,9 @@ const (
 	Secrets   = "secrets"
 )
 
+// maxCompiling is how many lists are compiled at once: each takes a core for a second or so.
+const maxCompiling = 2
+
 var kinds = []string{Users, Catalogue, Config, Secrets}
 
 // Options sets a Service up. Every zero field but Dir means the default stated on it.
@@ -54,7 +60,7 @@ type Options struct {
 
 	// Compile judges a text of filtering rules; name says whose for messages. Nil accepts every line of
 	// text and counts those that are neither blank nor comments.
-	Compile func(name string, text []byte) (Report, error)
+	Compile func(name string, text io.Reader) (Report, error)
 
 	// Transfers is how many nodes may take bulk data at once. Zero means 4.
 	Transfers int
@@ -64,6 +70,9 @@ type Options struct {
 
 	// Download bounds the fetching of lists.
 	Download Download
+
+	// Own bounds the lists that users have of their own.
+	Own OwnLists
 
 	// Version of the program, for status. Empty is fine.
 	Version string
@@ -76,6 +85,7 @@ type Options struct {
 
 // A Report is what a rule compiler says about a text.
 type Report struct {
+	Title      string      // what the text calls itself; empty if it does not
 	Rules      int         // usable rules
 	Skipped    int         // lines that are neither rule, comment nor blank
 	Complaints []Complaint // about skipped lines, in order; may be cut short
@@ -102,6 +112,7 @@ type Service struct {
 	flushing  chan struct{} // holds one token when a dataset has something to flush
 	admission *admission
 	downloads *downloader
+	compiling chan struct{} // one token for each list that is being compiled
 	exports   *exporter
 	watches   sync.Map // *watch → struct{}, for status
 
@@ -126,7 +137,7 @@ func Open(o Options) (*Service, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Guard = o.Guard.withDefaults()
+	o.Guard, o.Own = o.Guard.withDefaults(), o.Own.withDefaults()
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data folder: %w", err)
 	}
@@ -135,6 +146,9 @@ func Open(o Options) (*Service, error) {
 		return nil, err
 	}
 	db.NoSync = o.noSync
+	if err := clearIncoming(o.Dir); err != nil {
+		o.Log.Warn("removing texts that were never whole", "error", err)
+	}
 	if db.note != "" {
 		o.Log.Warn(db.note, "lineage", fmt.Sprintf("%x", db.lineage))
 	}
@@ -147,6 +161,7 @@ func Open(o Options) (*Service, error) {
 		flushing:  make(chan struct{}, 1),
 		admission: newAdmission(o.Transfers),
 		downloads: newDownloader(o.Download),
+		compiling: make(chan struct{}, maxCompiling),
 	}
 	s.exports = newExporter(s)
 	for _, kind := range kinds {
@@ -170,6 +185,7 @@ func (s *Service) Register(r grpc.ServiceRegistrar) {
 	adminv1.RegisterUserServiceServer(r, userServer{s: s})
 	adminv1.RegisterPolicyServiceServer(r, policyServer{s: s})
 	adminv1.RegisterListServiceServer(r, listServer{s: s})
+	adminv1.RegisterCatalogueServiceServer(r, entryServer{s: s})
 	adminv1.RegisterDataServiceServer(r, dataServer{s: s})
 	adminv1.RegisterTokenServiceServer(r, tokenServer{s: s})
 }
@@ -212,12 +228,18 @@ func (s *Service) housekeepingLoop() {
 }
 
 // countLines is the compiler of those who have none.
-func countLines(_ string, text []byte) (Report, error) {
-	var r Report
-	for line := range lines(text) {
-		if len(line) > 0 && line[0] != '#' && line[0] != '!' {
+func countLines(_ string, text io.Reader) (r Report, err error) {
+	in := bufio.NewReader(text)
+	for {
+		line, err := in.ReadBytes('\n')
+		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && line[0] != '!' {
 			r.Rules++
 		}
+		if err == io.EOF {
+			return r, nil
+		}
+		if err != nil {
+			return r, err
+		}
 	}
-	return r, nil
 }

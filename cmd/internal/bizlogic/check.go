@@ -1,8 +1,6 @@
 package bizlogic
 
 import (
-	"bytes"
-	"iter"
 	"net/netip"
 	"strings"
 	"unicode"
@@ -161,15 +159,4 @@ func canonicalAll(field string, in []string, most int, canonical func(field, s s
 		}
 	}
 	return out, nil
-}
-
-// lines yields the lines of a text without their ends and the white space around them.
-func lines(text []byte) iter.Seq[[]byte] {
-	return func(yield func([]byte) bool) {
-		for line := range bytes.Lines(text) {
-			if !yield(bytes.TrimSpace(line)) {
-				return
-			}
-		}
-	}
 }

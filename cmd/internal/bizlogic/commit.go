@@ -99,6 +99,7 @@ func (s *Service) commit(group []*op) {
 	id := proto.CloneOf(s.db.id)
 	err := s.db.Update(func(tx *bolt.Tx) error {
 		b = newBatch(tx, id, clock.Wall(), s.opts.Guard, s.opts.Dir)
+		b.own = s.opts.Own
 		for _, o := range group {
 			o.revision, o.err = b.run(o)
 			if b.broken != nil {
@@ -135,6 +136,7 @@ type batch struct {
 	id     *storev1.Identity
 	now    time.Time
 	guard  Guard
+	own    OwnLists
 	dir    string // data folder, where blobs are
 	work   map[string]*work
 	broken error // the store failed half-way: the transaction must be given up
@@ -337,8 +339,11 @@ func (b *batch) put(w *work, kind string, key []byte, revision uint64, bytes []b
 	}
 	w.sums[bucket] = sum
 	w.changes = append(w.changes, &syncv1.Change{Key: key, Revision: revision, Bytes: bytes, Removed: bytes == nil})
-	if kind == Users {
+	switch kind {
+	case Users:
 		return b.indexUser(string(key), was, bytes)
+	case Catalogue:
+		return b.indexOwn(string(key), policyURLs(string(key), was), policyURLs(string(key), bytes))
 	}
 	return nil
 }
@@ -355,6 +360,9 @@ func (b *batch) indexUser(id string, was, now []byte) error {
 	_ = proto.Unmarshal(was, before)
 	_ = proto.Unmarshal(now, after)
 
+	if err := b.indexOwn(id, userURLs(before), userURLs(after)); err != nil {
+		return err
+	}
 	old, new_ := claims(id, before), claims(id, after)
 	for c, owner := range old {
 		if new_[c] == "" && string(svc.Bucket(bucketClaims).Get([]byte(c))) == owner {
@@ -444,6 +452,7 @@ type view struct {
 	now     time.Time
 	accept  bool                         // the shrink guard does not object
 	staged  map[string]map[string][]byte // kind → key → bytes; nil: removed
+	taken   map[string][]bool            // numbers that are taken, by kind of record; see freeNumber
 	claimed map[string]string            // claims made and given up ("") by what is staged
 	aux     []auxPut
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -102,7 +101,13 @@ type imported struct {
 	lists    []importedLine[*adminv1.List]
 	policies []importedLine[*adminv1.Policy]
 	users    []importedLine[*adminv1.User]
-	texts    map[string]listDone // rules and skipped lines of lists' texts, by SHA-256 in hexadecimal
+	entries  []importedLine[*adminv1.CatalogueEntry]
+	texts    map[string]importedText // of lists, by SHA-256 in hexadecimal
+}
+
+type importedText struct {
+	report  Report
+	content []byte // see contentHash
 }
 
 type importedLine[M any] struct {
@@ -120,7 +125,7 @@ func atLine(line uint64, err error) error {
 
 // parseImport reads lines, and fetches or judges what must not wait in the writer.
 func (s *Service) parseImport(ctx context.Context, lines [][]byte, first uint64) (*imported, error) {
-	in := &imported{texts: map[string]listDone{}}
+	in := &imported{texts: map[string]importedText{}}
 	for i, raw := range lines {
 		line := first + uint64(i)
 		raw = bytes.TrimSpace(raw)
@@ -132,7 +137,7 @@ func (s *Service) parseImport(ctx context.Context, lines [][]byte, first uint64)
 			return nil, atLine(line, fmt.Errorf("not a JSON object: %w", err))
 		}
 		if len(entry) != 1 {
-			return nil, atLine(line, errors.New(`not one of {"user":{…}}, {"policy":{…}}, {"list":{…}}`))
+			return nil, atLine(line, errors.New(`not one of {"user":{…}}, {"policy":{…}}, {"list":{…}}, {"entry":{…}}`))
 		}
 		for what, body := range entry {
 			if err := s.parseLine(ctx, in, line, what, body); err != nil {
@@ -164,6 +169,9 @@ func (s *Service) parseLine(ctx context.Context, in *imported, line uint64, what
 				return err
 			}
 		}
+		if err := s.fetchOwn(ctx, userURLs(&userv1.User{Settings: u.Settings, Devices: u.Devices})); err != nil {
+			return err
+		}
 		in.users = append(in.users, importedLine[*adminv1.User]{line, u})
 	case "policy":
 		p := new(adminv1.Policy)
@@ -174,6 +182,9 @@ func (s *Service) parseLine(ctx context.Context, in *imported, line uint64, what
 			return err
 		}
 		if err := s.judgeRules("policy/"+p.Id, p.Rules); err != nil {
+			return err
+		}
+		if err := s.fetchOwn(ctx, settingsURLs(p.Settings)); err != nil {
 			return err
 		}
 		in.policies = append(in.policies, importedLine[*adminv1.Policy]{line, p})
@@ -189,8 +200,17 @@ func (s *Service) parseLine(ctx context.Context, in *imported, line uint64, what
 			return err
 		}
 		in.lists = append(in.lists, importedLine[*adminv1.List]{line, l})
+	case "entry":
+		e := new(adminv1.CatalogueEntry)
+		if err := protojson.Unmarshal(body, e); err != nil {
+			return err
+		}
+		if err := s.checkEntry(e); err != nil {
+			return err
+		}
+		in.entries = append(in.entries, importedLine[*adminv1.CatalogueEntry]{line, e})
 	default:
-		return fmt.Errorf("%q is none of user, policy, list", what)
+		return fmt.Errorf("%q is none of user, policy, list, entry", what)
 	}
 	return nil
 }
@@ -213,7 +233,7 @@ func (s *Service) judgeRules(name string, r *userv1.Rules) error {
 	if len(r.GetText()) > maxInline {
 		return invalid("rules.text", "has %d bytes; longer than %d goes by sha256", len(text), maxInline)
 	}
-	report, err := s.opts.Compile(name, text)
+	report, err := s.opts.Compile(name, bytes.NewReader(text))
 	if err != nil {
 		return err
 	}
@@ -231,7 +251,8 @@ func (s *Service) judgeRules(name string, r *userv1.Rules) error {
 // importText finds the text of an imported list: by its SHA-256 if it is here, else at its URL.
 func (s *Service) importText(ctx context.Context, in *imported, l *adminv1.List) error {
 	if l.Url != "" {
-		if err := checkURL(l.Url); err != nil {
+		var err error
+		if l.Url, err = s.listURL(l.Id, l.Url); err != nil {
 			return err
 		}
 		if l.Refresh == 0 {
@@ -241,40 +262,33 @@ func (s *Service) importText(ctx context.Context, in *imported, l *adminv1.List)
 			return invalid("list.refresh", "%d s is not between %v and 68 years", l.Refresh, minRefresh)
 		}
 	}
-	var text []byte
+	var t *text
 	if sum, err := hex.DecodeString(l.Sha256); err == nil && len(sum) == 32 {
-		if text, err = os.ReadFile(s.blobPath(sum)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if t, err = s.openText(sum); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	if text == nil {
+	if t == nil {
 		if l.Url == "" {
 			return invalid("list", "%s has neither a url nor the sha256 of a text that is here", l.Id)
 		}
-		got, err := s.downloads.fetch(ctx, l.Url, "", "")
+		got, err := s.fetch(ctx, s.wantedList(l.Url))
 		if err != nil {
 			return err
 		}
-		text = got.text
+		t = got.text
 	}
-	if err := looksLikeList(text); err != nil {
-		return err
-	}
-	report, err := s.opts.Compile(l.Id, text)
+	defer t.drop()
+	report, err := s.judge(ctx, l.Id, t)
 	if err != nil {
 		return err
 	}
-	if report.NotList != "" {
-		return errors.New(report.NotList)
-	}
-	if report.Rules == 0 {
-		return errors.New("none of its lines is a usable rule")
-	}
-	if err := s.putBlob(text); err != nil {
+	if err := t.keep(); err != nil {
 		return err
 	}
-	l.Sha256, l.Size = hashText(text), uint64(len(text))
-	in.texts[l.Sha256] = listDone{report: report}
+	l.Sha256, l.Size = hex.EncodeToString(t.hash()), uint64(t.size)
+	l.Name = cmp.Or(l.Name, report.title())
+	in.texts[l.Sha256] = importedText{report, t.content.hash()}
 	return nil
 }
 
@@ -282,6 +296,11 @@ func (s *Service) importText(ctx context.Context, in *imported, l *adminv1.List)
 func (in *imported) stage(v *view) error {
 	for _, x := range in.lists {
 		if err := atLine(x.line, in.stageList(v, x.m)); err != nil {
+			return err
+		}
+	}
+	for _, x := range in.entries {
+		if err := atLine(x.line, v.importEntry(x.m)); err != nil {
 			return err
 		}
 	}
@@ -348,7 +367,8 @@ func (in *imported) stageList(v *view, l *adminv1.List) error {
 	if err != nil {
 		return invalid("list.sha256", "%v", err)
 	}
-	report := in.texts[l.Sha256].report
+	taken := in.texts[l.Sha256]
+	report := taken.report
 	list := &userv1.List{Name: l.Name, Number: old.Number, Sha256: sum, Size: l.Size, Rules: uint32(report.Rules), Skipped: uint32(report.Skipped),
 		Updated: l.Updated, Homepage: l.Homepage, Tenant: l.Tenant}
 	if list.Updated == 0 {
@@ -357,7 +377,7 @@ func (in *imported) stageList(v *view, l *adminv1.List) error {
 		}
 	}
 	if !ok {
-		if list.Number, err = v.freeListNumber(); err != nil {
+		if list.Number, err = v.freeNumber(listKind); err != nil {
 			return err
 		}
 	} else if !v.accept && v.b.guard.trips(uint64(old.Rules), uint64(list.Rules), uint64(v.b.guard.Min)) {
@@ -367,16 +387,19 @@ func (in *imported) stageList(v *view, l *adminv1.List) error {
 		return err
 	}
 	if src.Url != l.Url || src.Refresh != l.Refresh {
-		src = &storev1.ListSource{Url: l.Url, Refresh: l.Refresh, Fetched: v.now.Unix()}
+		src = &storev1.ListSource{Url: l.Url, Refresh: l.Refresh, Fetched: v.now.Unix(), Tried: v.now.Unix()}
+	}
+	if src.ContentSha256 = taken.content; !bytes.Equal(old.Sha256, sum) {
+		src.Etag, src.LastModified = "", "" // of another text
 	}
 	return v.auxPut(bucketSources, l.Id, src)
 }
 
 func (a dataServer) Export(req *adminv1.ExportRequest, stream grpc.ServerStreamingServer[adminv1.ExportResponse]) error {
 	switch req.GetOnly() {
-	case "", "user", "policy", "list":
+	case "", "user", "policy", "list", "entry":
 	default:
-		return invalid("only", "%q is none of user, policy, list", req.GetOnly())
+		return invalid("only", "%q is none of user, policy, list, entry", req.GetOnly())
 	}
 	want := func(what string) bool { return req.GetOnly() == "" || req.GetOnly() == what }
 	if want("list") {
@@ -385,6 +408,15 @@ func (a dataServer) Export(req *adminv1.ExportRequest, stream grpc.ServerStreami
 			return err
 		}
 		if err := exportLines(stream, "list", lists.Lists); err != nil {
+			return err
+		}
+	}
+	if want("entry") {
+		entries, err := a.s.ownEntries()
+		if err != nil {
+			return err
+		}
+		if err := exportLines(stream, "entry", entries); err != nil {
 			return err
 		}
 	}
@@ -567,12 +599,22 @@ func (s *Service) forgetBlobs(now time.Time) error {
 		}
 	}
 	err := s.db.View(func(tx *bolt.Tx) error {
-		return tx.Bucket(bucketService).Bucket(bucketSources).ForEach(func(_, b []byte) error {
+		svc := tx.Bucket(bucketService)
+		err := svc.Bucket(bucketSources).ForEach(func(_, b []byte) error {
 			src := new(storev1.ListSource)
 			err := proto.Unmarshal(b, src)
 			keep[hex.EncodeToString(src.HeldSha256)] = true
 			return err
 		})
+		return errors.Join(err, svc.Bucket(bucketOwn).ForEach(func(_, b []byte) error {
+			src := new(storev1.OwnSource)
+			err := proto.Unmarshal(b, src)
+			if src.GetSource().GetUrl() != "" { // what was uploaded goes with those who name it
+				keep[hex.EncodeToString(src.Sha256)] = true
+				keep[hex.EncodeToString(src.Source.HeldSha256)] = true
+			}
+			return err
+		}))
 	})
 	if err != nil {
 		return err
@@ -642,9 +684,4 @@ func nameBlobs(kind, key string, b []byte, keep map[string]bool) {
 		_ = proto.Unmarshal(b, l)
 		add(l.Sha256)
 	}
-}
-
-func hashText(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
 }

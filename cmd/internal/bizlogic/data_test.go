@@ -667,7 +667,7 @@ func TestWorldBlockingList(t *testing.T) {
 		"||ads.example^\n||tracker.com^\n": "",
 		"||ads.example^\n*\n":              "",
 	} {
-		rep, err := Engine("x", []byte(text))
+		rep, err := Engine("x", strings.NewReader(text))
 		if err != nil || (rep.NotList != "") != (want != "") || !strings.Contains(rep.NotList, want) {
 			t.Errorf("%q: %q, %v", text, rep.NotList, err)
 		}

@@ -1,6 +1,7 @@
 package bizlogic
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"context"
@@ -10,6 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -19,7 +24,21 @@ type Download struct {
 	MaxSize          int64         // bytes of a text, unpacked; 0 means 300 MiB
 	Timeout          time.Duration // of one download; 0 means 60 s
 	PrivateAddresses bool          // addresses that are not public may be connected to
+	// Files are folders of which file: URLs may name files; none means no file: URLs.
+	Files []string
+	// Resolve finds the addresses of a name. Nil asks the system.
+	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
 }
+
+const (
+	maxRedirects = 5
+	// maxURL is the longest URL.
+	maxURL = 2048
+	// maxAddresses is how many addresses of one name are tried.
+	maxAddresses = 6
+	// parallelFetches is how many lists are fetched at once.
+	parallelFetches = 4
+)
 
 func (d Download) maxSize() int64 {
 	if d.MaxSize <= 0 {
@@ -28,12 +47,13 @@ func (d Download) maxSize() int64 {
 	return d.MaxSize
 }
 
-// A downloader fetches texts over HTTP. It asks no proxy, follows five redirects, and connects to public
-// addresses only: the check is made on the address of each connection, so a name or redirect that leads
-// inside is refused like an address.
+// A downloader fetches texts over HTTP, and from files in the folders that are allowed. It asks no proxy, follows
+// five redirects, and connects to public addresses only: the check is made on the address of each connection, so
+// a name or redirect that leads inside is refused like an address.
 type downloader struct {
 	opts   Download
 	client *http.Client
+	slots  chan struct{} // one token for each download under way
 }
 
 func newDownloader(o Download) *downloader {
@@ -50,10 +70,9 @@ func newDownloader(o Download) *downloader {
 			return nil
 		}
 	}
-	return &downloader{opts: o, client: &http.Client{
-		Timeout: o.Timeout,
+	return &downloader{opts: o, slots: make(chan struct{}, parallelFetches), client: &http.Client{
 		Transport: &http.Transport{
-			DialContext:            dialer.DialContext,
+			DialContext:            dialVia(dialer, o.Resolve),
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    15 * time.Second,
 			ResponseHeaderTimeout:  30 * time.Second,
@@ -61,67 +80,138 @@ func newDownloader(o Download) *downloader {
 			IdleConnTimeout:        10 * time.Second,
 			MaxIdleConns:           4,
 		},
-		CheckRedirect: func(req *http.Request, via []*http.Request) error {
-			if len(via) > 5 {
-				return errors.New("more than 5 redirects")
-			}
-			if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
-				return fmt.Errorf("redirect from https to %s", req.URL.Scheme)
-			}
-			if req.URL.Scheme != "http" && req.URL.Scheme != "https" {
-				return fmt.Errorf("redirect to scheme %q", req.URL.Scheme)
-			}
-			return nil
-		},
+		CheckRedirect: checkRedirect,
 	}}
 }
 
-// A download is what came back.
-type download struct {
-	text               []byte
-	etag, lastModified string
-	unchanged          bool // the server says the text is the one of the ETag or date given
+// dialVia is a dial function that has names resolved by resolve.
+func dialVia(d *net.Dialer, resolve func(context.Context, string) ([]netip.Addr, error)) func(ctx context.Context, network, address string) (net.Conn, error) {
+	if resolve == nil {
+		return d.DialContext
+	}
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := netip.ParseAddr(host); err == nil {
+			return d.DialContext(ctx, network, address)
+		}
+		addrs, err := resolve(ctx, host)
+		if err != nil {
+			return nil, fmt.Errorf("resolving %s: %w", host, err)
+		}
+		err = fmt.Errorf("%s has no address", host)
+		for _, a := range addrs[:min(len(addrs), maxAddresses)] {
+			var c net.Conn
+			if c, err = d.DialContext(ctx, network, net.JoinHostPort(a.String(), port)); err == nil {
+				return c, nil
+			}
+		}
+		return nil, err
+	}
 }
 
-// fetch gets a text. Compressed texts are unpacked; the bound holds for what comes out.
-func (d *downloader) fetch(ctx context.Context, url, etag, lastModified string) (download, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	if len(via) > maxRedirects {
+		return fmt.Errorf("more than %d redirects", maxRedirects)
+	}
+	if via[0].URL.Scheme == "https" && req.URL.Scheme != "https" {
+		return fmt.Errorf("redirect from https to %s", req.URL.Scheme)
+	}
+	if req.URL.Scheme != "http" && req.URL.Scheme != "https" {
+		return fmt.Errorf("redirect to scheme %q", req.URL.Scheme)
+	}
+	if req.URL.Host != via[0].URL.Host { // net/http would give the password to subdomains and other ports too
+		req.Header.Del("Authorization")
+	}
+	return nil
+}
+
+// A wanted is what to fetch, and what is known of it.
+type wanted struct {
+	url                string
+	etag, lastModified string
+	most               int64  // bytes, unpacked
+	bound              string // what sets most
+}
+
+// A download is what came back. The caller drops its text.
+type download struct {
+	text               *text
+	etag, lastModified string
+	unchanged          bool // the server says the text is the one of the ETag or date given; there is no text
+}
+
+// fetch gets a text. Compressed texts are unpacked; the bound holds for what comes out. Errors hold no password.
+func (s *Service) fetch(ctx context.Context, w wanted) (download, error) {
+	d := s.downloads
+	select {
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
+	case <-ctx.Done():
+		return download{}, ctx.Err()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.Timeout, fmt.Errorf("it takes longer than %v (fetch.timeout)", d.opts.Timeout))
+	defer cancel()
+	u, err := parseURL(w.url)
 	if err != nil {
 		return download{}, err
 	}
+	var got download
+	if u.Scheme == "file" {
+		got, err = s.fetchFile(ctx, u, w)
+	} else {
+		got, err = s.fetchHTTP(ctx, u, w)
+	}
+	if err == nil {
+		return got, nil
+	}
+	if e := (*url.Error)(nil); errors.As(err, &e) {
+		err = e.Err // it names the URL anew, of which a server may have chosen the end
+	}
+	if ctx.Err() != nil && !errors.Is(err, context.Cause(ctx)) {
+		err = context.Cause(ctx)
+	}
+	return download{}, fmt.Errorf("fetching %s: %w", redacted(u), err)
+}
+
+func (s *Service) fetchHTTP(ctx context.Context, u *url.URL, w wanted) (download, error) {
+	bare := *u
+	bare.User = nil
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, bare.String(), nil)
+	if err != nil {
+		return download{}, err
+	}
+	if u.User != nil {
+		password, _ := u.User.Password()
+		req.SetBasicAuth(u.User.Username(), password)
+	}
 	req.Header.Set("User-Agent", "sluice-bizd")
 	req.Header.Set("Accept", "text/plain, */*;q=0.5")
-	if etag != "" {
-		req.Header.Set("If-None-Match", etag)
+	if w.etag != "" {
+		req.Header.Set("If-None-Match", w.etag)
 	}
-	if lastModified != "" {
-		req.Header.Set("If-Modified-Since", lastModified)
+	if w.lastModified != "" {
+		req.Header.Set("If-Modified-Since", w.lastModified)
 	}
-	resp, err := d.client.Do(req)
+	resp, err := s.downloads.client.Do(req)
 	if err != nil {
-		return download{}, fmt.Errorf("fetching: %w", err)
+		return download{}, err
 	}
 	defer resp.Body.Close()
 	switch {
-	case resp.StatusCode == http.StatusNotModified && etag+lastModified != "":
+	case resp.StatusCode == http.StatusNotModified && w.etag+w.lastModified != "":
 		return download{unchanged: true}, nil
 	case resp.StatusCode != http.StatusOK:
-		return download{}, fmt.Errorf("fetching %s: the server answers %s", url, resp.Status)
+		return download{}, fmt.Errorf("the server answers %.100q", resp.Status)
+	case resp.Header.Get("Content-Encoding") != "" && !strings.EqualFold(resp.Header.Get("Content-Encoding"), "identity"):
+		return download{}, fmt.Errorf("the server sends it in the encoding %.50q; gzip alone was asked for", resp.Header.Get("Content-Encoding"))
+	case resp.ContentLength > w.most:
+		return download{}, fmt.Errorf("the text is longer than %d bytes (%s): %d are announced", w.most, w.bound, resp.ContentLength)
 	}
-	text, err := readAtMost(resp.Body, d.opts.maxSize())
-	if err == nil && resp.ContentLength >= 0 && int64(len(text)) != resp.ContentLength {
-		err = fmt.Errorf("%d bytes came of %d announced", len(text), resp.ContentLength)
-	}
-	if err == nil && bytes.HasPrefix(text, []byte{0x1f, 0x8b}) { // a .gz file
-		var z *gzip.Reader
-		if z, err = gzip.NewReader(bytes.NewReader(text)); err == nil {
-			text, err = readAtMost(z, d.opts.maxSize())
-		}
-	}
-	if err != nil {
-		return download{}, fmt.Errorf("fetching %s: %w", url, err)
-	}
-	return download{text: text, etag: header(resp, "ETag"), lastModified: header(resp, "Last-Modified")}, nil
+	t, err := s.take(resp.Body, w)
+	return download{text: t, etag: header(resp, "ETag"), lastModified: header(resp, "Last-Modified")}, err
 }
 
 // header is a header's value if it is worth keeping.
@@ -132,12 +222,169 @@ func header(resp *http.Response, name string) string {
 	return ""
 }
 
-func readAtMost(r io.Reader, most int64) ([]byte, error) {
-	b, err := io.ReadAll(io.LimitReader(r, most+1))
-	if err == nil && int64(len(b)) > most {
-		err = fmt.Errorf("the text is longer than %d bytes (fetch.max_size)", most)
+// fetchFile reads a file of an allowed folder. Links are followed within the folder alone, and what is not a
+// regular file is not opened, or at least not read: a pipe would never end.
+func (s *Service) fetchFile(ctx context.Context, u *url.URL, w wanted) (download, error) {
+	path := filepath.Clean(filepath.FromSlash(u.Path))
+	for _, dir := range s.downloads.opts.Files {
+		rel, err := filepath.Rel(dir, path)
+		if err != nil || !filepath.IsLocal(rel) {
+			continue
+		}
+		root, err := os.OpenRoot(dir)
+		if err != nil {
+			return download{}, err
+		}
+		defer root.Close()
+		if fi, err := root.Stat(rel); err != nil {
+			return download{}, err
+		} else if !fi.Mode().IsRegular() {
+			return download{}, errors.New("it is not a regular file")
+		}
+		f, err := root.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			return download{}, err
+		}
+		defer f.Close()
+		fi, err := f.Stat()
+		if err != nil {
+			return download{}, err
+		}
+		if !fi.Mode().IsRegular() { // it has become something else
+			return download{}, errors.New("it is not a regular file")
+		}
+		tag := fmt.Sprintf("%d-%d", fi.Size(), fi.ModTime().UnixNano())
+		if tag == w.etag {
+			return download{unchanged: true}, nil
+		}
+		t, err := s.take(readerOf(func(b []byte) (int, error) {
+			if err := ctx.Err(); err != nil {
+				return 0, err
+			}
+			return f.Read(b)
+		}), w)
+		return download{text: t, etag: tag}, err
 	}
-	return b, err
+	return download{}, errors.New("it is in none of the folders of fetch.files")
+}
+
+type readerOf func([]byte) (int, error)
+
+func (f readerOf) Read(b []byte) (int, error) { return f(b) }
+
+// take copies what comes into a text, unpacking a .gz file.
+func (s *Service) take(r io.Reader, w wanted) (_ *text, err error) {
+	t, err := s.newText(w.most, w.bound)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			t.drop()
+		}
+	}()
+	// What is packed is bounded too: a packed file may unpack to nothing for ever.
+	packed := bufio.NewReaderSize(&bounded{r, w.most, w}, 32<<10)
+	if magic, _ := packed.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		z, err := gzip.NewReader(packed)
+		if err != nil {
+			return nil, err
+		}
+		_, err = io.Copy(t, z)
+		return t, err
+	}
+	_, err = io.Copy(t, packed)
+	return t, err
+}
+
+// A bounded reader ends with an error where there is more than there may be.
+type bounded struct {
+	r    io.Reader
+	left int64
+	w    wanted
+}
+
+func (b *bounded) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if b.left -= int64(n); b.left < 0 {
+		return 0, fmt.Errorf("the text is longer than %d bytes (%s)", b.w.most, b.w.bound)
+	}
+	return n, err
+}
+
+// parseURL reads where a list may be fetched. Its errors do not repeat the URL, which may hold a password.
+func parseURL(s string) (*url.URL, error) {
+	if len(s) > maxURL {
+		return nil, invalid("url", "has %d bytes; at most %d", len(s), maxURL)
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return nil, invalid("url", "cannot be read; a URL is scheme://host/path, and a %% or / in a password is written %%25 or %%2F")
+	}
+	switch u.Scheme {
+	case "http", "https":
+		if u.Hostname() == "" || u.Opaque != "" {
+			return nil, invalid("url", "%q names no host", redacted(u))
+		}
+	case "file":
+		if u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(u.Path, "/") || u.RawQuery != "" || u.User != nil {
+			return nil, invalid("url", "%q is not file:///PATH", redacted(u))
+		}
+	default:
+		return nil, invalid("url", "%q is no http, https or file URL", redacted(u))
+	}
+	return u, nil
+}
+
+// checkURL accepts where a list of the catalogue may be fetched.
+func (s *Service) checkURL(text string) error {
+	u, err := parseURL(text)
+	if err == nil && u.Scheme == "file" && len(s.downloads.opts.Files) == 0 {
+		err = invalid("url", "%q is a file of the service's machine; fetch.files names no folder with such", redacted(u))
+	}
+	if err == nil && hidden(u) {
+		err = invalid("url", "%q has its password hidden; write it out", redacted(u))
+	}
+	return err
+}
+
+// hiddenPassword is what stands for a password in what is shown.
+const hiddenPassword = "xxxxx"
+
+func hidden(u *url.URL) bool {
+	p, ok := u.User.Password()
+	return p == hiddenPassword || !ok && u.User.Username() == hiddenPassword
+}
+
+// redacted is a URL without its password, or without a user name that stands alone: that is one.
+func redacted(u *url.URL) string {
+	if u.User == nil {
+		return u.String()
+	}
+	shown := *u
+	if _, ok := u.User.Password(); ok {
+		shown.User = url.UserPassword(u.User.Username(), hiddenPassword)
+	} else {
+		shown.User = url.User(hiddenPassword)
+	}
+	return shown.String()
+}
+
+// showURL is a stored URL as it may be shown.
+func showURL(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "(unreadable)" // was checked before it was stored
+	}
+	return redacted(u)
+}
+
+// sameHidden returns known if text is known with its password hidden, as it is shown and exported; else text.
+func sameHidden(text, known string) string {
+	if u, err := url.Parse(text); err == nil && hidden(u) && text == showURL(known) {
+		return known
+	}
+	return text
 }
 
 // special is what IsGlobalUnicast and IsPrivate leave over of the special-purpose registries (RFC 6890).

@@ -2,14 +2,18 @@ package bizlogic
 
 import (
 	"fmt"
+	"io"
 
 	"github.com/sluice-dns/sluice/resolver"
 )
 
 // Engine judges a text by the rule engine that resolvers serve by: for Options.Compile.
-func Engine(_ string, text []byte) (Report, error) {
-	rep := resolver.CheckRules(text)
-	out := Report{Rules: rep.Rules, Skipped: rep.Skipped, NotList: rep.NotAList}
+func Engine(_ string, text io.Reader) (Report, error) {
+	rep, err := resolver.CheckList(text)
+	if err != nil {
+		return Report{}, fmt.Errorf("reading the text: %w", err)
+	}
+	out := Report{Title: rep.Title, Rules: rep.Rules, Skipped: rep.Skipped, NotList: rep.NotAList}
 	for _, c := range rep.Complaints {
 		out.Complaints = append(out.Complaints, Complaint{Line: int(c.Line), Text: c.Text, What: c.Reason})
 	}

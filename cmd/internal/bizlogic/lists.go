@@ -4,18 +4,18 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
-	"net/url"
 	"os"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -35,6 +35,9 @@ const (
 	defaultRefresh = 24 * time.Hour
 	minRefresh     = 5 * time.Minute
 )
+
+// listKind is to lists what entryKinds are to entries.
+var listKind = entryKind{"list", maxLists, func() proto.Message { return new(userv1.List) }}
 
 // listServer keeps the filter lists of the catalogue.
 type listServer struct {
@@ -62,7 +65,8 @@ func (a listServer) AddList(stream grpc.ClientStreamingServer[adminv1.AddListReq
 		return exists("list", h.GetId())
 	}
 	if h.GetUrl() != "" {
-		if err := checkURL(h.GetUrl()); err != nil {
+		from, err := a.s.listURL(h.GetId(), h.GetUrl())
+		if err != nil {
 			return err
 		}
 		refresh := time.Duration(min(h.GetRefresh(), 1<<31)) * time.Second
@@ -72,20 +76,21 @@ func (a listServer) AddList(stream grpc.ClientStreamingServer[adminv1.AddListReq
 		if refresh < minRefresh {
 			return invalid("refresh", "%v is too often; %v at least", refresh, minRefresh)
 		}
-		got, err := a.s.downloads.fetch(stream.Context(), h.GetUrl(), "", "")
+		got, err := a.s.fetch(stream.Context(), a.s.wantedList(from))
 		if err != nil {
-			return refused("list %s: %v", h.GetId(), err)
+			return refused("list %s: %s", h.GetId(), statusMessage(err))
 		}
 		now := clock.Wall().Unix()
 		next.text = got.text
-		next.source = &storev1.ListSource{Url: h.GetUrl(), Refresh: uint64(refresh / time.Second),
+		next.source = &storev1.ListSource{Url: from, Refresh: uint64(refresh / time.Second),
 			Etag: got.etag, LastModified: got.lastModified, Fetched: now, Tried: now}
-	} else if next.text, err = receive(a.s.opts.Download.maxSize(), func() ([]byte, error) {
+	} else if next.text, err = a.s.receive(a.s.opts.Download.maxSize(), "fetch.max_size", func() ([]byte, error) {
 		m, err := stream.Recv()
 		return m.GetData(), err
 	}); err != nil {
 		return err
 	}
+	defer next.text.drop()
 	done, err := a.s.putList(stream.Context(), next)
 	if err != nil {
 		return err
@@ -94,29 +99,52 @@ func (a listServer) AddList(stream grpc.ClientStreamingServer[adminv1.AddListReq
 		Complaints: showComplaints(done.report, 100)})
 }
 
+// listURL checks where a list is to be fetched. The URL that a list has already may come with its password
+// hidden, as it is shown and exported.
+func (s *Service) listURL(id, text string) (string, error) {
+	if _, _, src, err := s.loadList(id); err == nil {
+		text = sameHidden(text, src.Url)
+	}
+	return text, s.checkURL(text)
+}
+
+// wantedList is a fetch of a list of the catalogue.
+func (s *Service) wantedList(url string) wanted {
+	return wanted{url: url, most: s.opts.Download.maxSize(), bound: "fetch.max_size"}
+}
+
 // receive gathers a text that comes in parts.
-func receive(most int64, next func() ([]byte, error)) ([]byte, error) {
-	var text []byte
+func (s *Service) receive(most int64, bound string, next func() ([]byte, error)) (*text, error) {
+	t, err := s.newText(most, bound)
+	if err != nil {
+		return nil, storing(err)
+	}
 	for {
 		part, err := next()
 		if errors.Is(err, io.EOF) {
-			return text, nil
+			return t, nil
+		}
+		if err == nil && t.size+int64(len(part)) > most {
+			err = invalid("data", "is longer than %d bytes (%s)", most, bound)
+		}
+		if err == nil {
+			if _, err = t.Write(part); err != nil {
+				err = storing(err)
+			}
 		}
 		if err != nil {
+			t.drop()
 			return nil, err
 		}
-		if int64(len(text)+len(part)) > most {
-			return nil, invalid("data", "is longer than %d bytes; raise fetch.max_size if it is meant", most)
-		}
-		text = append(text, part...)
 	}
 }
 
 // A listChange is new text for a list.
 type listChange struct {
 	id, name, homepage string
-	text               []byte
-	create, replace    bool // the list may be made; an existing one may be changed
+	text               *text // the caller drops it
+	create, replace    bool  // the list may be made; an existing one may be changed
+	refresh            bool  // the text was fetched from where the list comes from
 	ifRevision         uint64
 	accept             bool
 	source             *storev1.ListSource
@@ -130,7 +158,11 @@ type listDone struct {
 	changed  bool
 }
 
-// putList judges a text and makes it the list's. A text that the shrink guard holds is kept aside.
+// errMoved is met when a list has been given another source while its text was fetched.
+var errMoved = status.Error(codes.Aborted, "the list has been changed meanwhile")
+
+// putList judges a text and makes it the list's. A text that the shrink guard holds is kept aside. A refresh that
+// brings other comments and nothing else changes nothing.
 func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	if err := checkText("name", c.name, maxName); err != nil {
 		return listDone{}, err
@@ -138,29 +170,26 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	if err := checkText("homepage", c.homepage, 2048); err != nil {
 		return listDone{}, err
 	}
-	if err := looksLikeList(c.text); err != nil {
-		return listDone{}, refused("list %s: %v; the list is left as it was", c.id, err)
-	}
-	report, err := s.opts.Compile(c.id, c.text)
+	report, err := s.judge(ctx, c.id, c.text)
 	if err != nil {
+		if ctx.Err() != nil {
+			return listDone{}, status.FromContextError(ctx.Err()).Err()
+		}
 		return listDone{}, refused("list %s: %v; the list is left as it was", c.id, err)
 	}
-	if report.NotList != "" {
-		return listDone{}, refused("list %s: %s; the list is left as it was", c.id, report.NotList)
-	}
-	if report.Rules == 0 {
-		return listDone{}, refused("list %s: none of its lines is a usable rule; the list is left as it was", c.id)
-	}
-	if err := s.putBlob(c.text); err != nil {
+	if err := c.text.keep(); err != nil {
 		return listDone{}, storing(err)
 	}
-	sum := sha256.Sum256(c.text)
+	sum, content := c.text.hash(), c.text.content.hash()
 	out := listDone{report: report}
 	var held error
 	revision, err := s.change(ctx, func(v *view) error {
-		old := new(userv1.List)
+		old, was := new(userv1.List), new(storev1.ListSource)
 		have, ok, err := v.load(Catalogue, "list/"+c.id, old)
 		if err != nil {
+			return err
+		}
+		if err := proto.Unmarshal(v.auxGet(bucketSources, c.id), was); err != nil {
 			return err
 		}
 		switch {
@@ -168,31 +197,40 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 			return exists("list", c.id)
 		case !ok && !c.create:
 			return notFound("list", c.id)
+		case c.refresh && was.Url != c.source.Url:
+			return errMoved
 		}
 		if err := checkRevision(have, c.ifRevision); err != nil {
 			return err
 		}
 		src := proto.CloneOf(c.source)
-		src.HeldSha256, src.HeldRules = nil, 0
-		if ok && !c.accept && s.opts.Guard.trips(uint64(old.Rules), uint64(report.Rules), uint64(s.opts.Guard.Min)) {
-			src.HeldSha256, src.HeldRules = sum[:], uint32(report.Rules)
-			held = refused("list %s: the shrink guard holds: its rules would fall from %d to %d; `sluicectl list accept %s` takes the new text", c.id, old.Rules, report.Rules, c.id)
+		src.HeldSha256, src.HeldRules, src.ContentSha256 = nil, 0, content
+		same := c.refresh && bytes.Equal(was.ContentSha256, content)
+		peak, since := v.b.guard.peak(was, old.Rules, v.now)
+		if ok && !same && !c.accept && v.b.guard.trips(uint64(peak), uint64(report.Rules), uint64(v.b.guard.Min)) {
+			src.HeldSha256, src.HeldRules = sum, uint32(report.Rules)
+			src.ContentSha256, src.PeakRules, src.PeakAt = was.ContentSha256, peak, since
+			held = refused("list %s: the shrink guard holds: its rules would fall from %d (most in %v) to %d; `sluicectl list accept %s` takes the new text",
+				c.id, peak, v.b.guard.Window, report.Rules, c.id)
 			src.Error = status.Convert(held).Message()
-			out.list = showList(c.id, have, old, src)
 			return v.auxPut(bucketSources, c.id, src)
 		}
 		list := proto.CloneOf(old)
 		if !ok {
-			if list.Number, err = v.freeListNumber(); err != nil {
+			if list.Number, err = v.freeNumber(listKind); err != nil {
 				return err
 			}
 		}
-		list.Name, list.Homepage = cmp.Or(c.name, list.Name), cmp.Or(c.homepage, list.Homepage)
-		out.changed = !bytes.Equal(list.Sha256, sum[:])
-		if out.changed {
+		list.Name, list.Homepage = cmp.Or(c.name, list.Name, report.title()), cmp.Or(c.homepage, list.Homepage)
+		if out.changed = !same && !bytes.Equal(list.Sha256, sum); out.changed {
 			list.Updated = v.now.Unix()
 		}
-		list.Sha256, list.Size, list.Rules, list.Skipped = sum[:], uint64(len(c.text)), uint32(report.Rules), uint32(report.Skipped)
+		if !same {
+			list.Sha256, list.Size, list.Rules, list.Skipped = sum, uint64(c.text.size), uint32(report.Rules), uint32(report.Skipped)
+		}
+		if src.PeakRules, src.PeakAt = peak, since; c.accept || list.Rules >= peak {
+			src.PeakRules, src.PeakAt = list.Rules, v.now.Unix()
+		}
 		out.revision = have
 		if err := v.put(Catalogue, "list/"+c.id, list); err != nil {
 			return err
@@ -203,44 +241,39 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	if err != nil {
 		return listDone{}, err
 	}
-	out.revision = cmp.Or(revision, out.revision)
-	out.list.Revision = out.revision
 	if held != nil {
 		return listDone{}, held
 	}
+	out.revision = cmp.Or(revision, out.revision)
+	out.list.Revision = out.revision
 	return out, nil
 }
 
-// freeListNumber is the lowest number that no list has.
-func (v *view) freeListNumber() (uint32, error) {
-	taken := [maxLists]bool{}
-	mark := func(_ string, _ uint64, b []byte) error {
-		l := new(userv1.List)
-		if err := proto.Unmarshal(b, l); err != nil {
-			return err
-		}
-		if l.Number < maxLists {
-			taken[l.Number] = true
-		}
-		return nil
+// peak is the most rules a list had within the guard's window, and when it last had them. One number is kept: when
+// its time is over, what the list has now takes its place.
+func (g Guard) peak(src *storev1.ListSource, rules uint32, now time.Time) (most uint32, since int64) {
+	if src.PeakRules > rules && time.Unix(src.PeakAt, 0).Add(g.Window).After(now) {
+		return src.PeakRules, src.PeakAt
 	}
-	if err := eachOf(v.tx, "list/", mark); err != nil {
-		return 0, err
+	return rules, now.Unix()
+}
+
+// title is what a text calls itself, if it may be shown.
+func (r Report) title() string {
+	if t := cut(r.Title, maxName); checkText("title", t, maxName) == nil {
+		return t
 	}
-	for key, b := range v.staged[Catalogue] {
-		if len(key) > 5 && key[:5] == "list/" && b != nil {
-			if err := mark("", 0, b); err != nil {
-				return 0, err
-			}
-		}
-	}
-	if i := slices.Index(taken[:], false); i >= 0 {
-		return uint32(i), nil
-	}
-	return 0, refused("there are %d lists, and no more are possible", maxLists)
+	return ""
 }
 
 func (a listServer) GetList(_ context.Context, req *adminv1.GetListRequest) (*adminv1.GetListResponse, error) {
+	if isURL(req.GetId()) {
+		l, err := a.s.showOwn(req.GetId())
+		if err != nil {
+			return nil, err
+		}
+		return &adminv1.GetListResponse{List: l}, nil
+	}
 	revision, l, src, err := a.s.loadList(req.GetId())
 	if err != nil {
 		return nil, err
@@ -260,8 +293,12 @@ func (s *Service) loadList(id string) (uint64, *userv1.List, *storev1.ListSource
 	return revision, l, src, reading(err)
 }
 
-func (a listServer) ListLists(context.Context, *adminv1.ListListsRequest) (*adminv1.ListListsResponse, error) {
+func (a listServer) ListLists(_ context.Context, req *adminv1.ListListsRequest) (*adminv1.ListListsResponse, error) {
 	resp := new(adminv1.ListListsResponse)
+	if req.GetOwn() {
+		err := a.s.eachOwn(func(l *adminv1.List) { resp.Lists = append(resp.Lists, l) })
+		return resp, err
+	}
 	err := a.s.db.View(func(tx *bolt.Tx) error {
 		return eachOf(tx, "list/", func(id string, revision uint64, b []byte) error {
 			l, src := new(userv1.List), new(storev1.ListSource)
@@ -282,61 +319,18 @@ func (a listServer) ListLists(context.Context, *adminv1.ListListsRequest) (*admi
 }
 
 func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListRequest) (*adminv1.DeleteListResponse, error) {
-	if err := checkID("id", req.GetId()); err != nil {
-		return nil, err
-	}
-	// All users are looked at before the writer is asked for, which then looks at those changed since.
-	var seen uint64
-	err := a.s.db.View(func(tx *bolt.Tx) error {
-		m, err := metaOf(tx, Users)
-		if err != nil {
-			return err
-		}
-		seen = m.Revision
-		return userNaming(tx, req.GetId())
-	})
-	if err != nil {
-		return nil, storing(err)
-	}
-	revision, err := a.s.change(ctx, func(v *view) error {
-		have, _, ok, err := v.get(Catalogue, "list/"+req.GetId())
-		if err != nil || !ok {
-			return cond(err, notFound("list", req.GetId()))
-		}
-		if err := checkRevision(have, req.GetIfRevision()); err != nil {
-			return err
-		}
-		if err := userNamingSince(v.tx, req.GetId(), seen); err != nil {
-			return err
-		}
-		err = eachOf(v.tx, "policy/", func(id string, _ uint64, b []byte) error {
-			p := new(userv1.Policy)
-			if err := proto.Unmarshal(b, p); err != nil {
+	revision, err := a.s.removeNamed(ctx, "list", req.GetId(), req.GetIfRevision(), func(v *view) error {
+		v.auxDelete(bucketSources, req.GetId())
+		return eachOf(v.tx, "category/", func(id string, _ uint64, b []byte) error {
+			c := new(userv1.Category)
+			if err := proto.Unmarshal(b, c); err != nil {
 				return err
 			}
-			if namesList(p.GetSettings(), req.GetId()) {
-				return refused("list %q is in use by policy %q", req.GetId(), id)
+			if slices.Contains(c.Lists, req.GetId()) {
+				return refused("list %q is in use by category %q", req.GetId(), id)
 			}
 			return nil
 		})
-		if err == nil {
-			err = eachOf(v.tx, "category/", func(id string, _ uint64, b []byte) error {
-				c := new(userv1.Category)
-				if err := proto.Unmarshal(b, c); err != nil {
-					return err
-				}
-				if slices.Contains(c.Lists, req.GetId()) {
-					return refused("list %q is in use by category %q", req.GetId(), id)
-				}
-				return nil
-			})
-		}
-		if err != nil {
-			return err
-		}
-		v.remove(Catalogue, "list/"+req.GetId())
-		v.auxDelete(bucketSources, req.GetId())
-		return nil
 	})
 	if err != nil {
 		return nil, err
@@ -344,34 +338,92 @@ func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListReque
 	return &adminv1.DeleteListResponse{Revision: revision, Dataset: Catalogue}, nil
 }
 
-// namesList reports whether settings turn a list on, always or at times.
-func namesList(s *userv1.Settings, list string) bool {
-	return slices.Contains(s.GetLists().GetValues(), list) ||
-		slices.ContainsFunc(s.GetSchedules().GetValues(), func(sch *userv1.Schedule) bool { return slices.Contains(sch.Lists, list) })
+// removeNamed removes something of the catalogue that no settings name, nor anything that also knows of.
+func (s *Service) removeNamed(ctx context.Context, what, id string, ifRevision uint64, also func(*view) error) (uint64, error) {
+	if err := checkID("id", id); err != nil {
+		return 0, err
+	}
+	// All users are looked at before the writer is asked for, which then looks at those changed since.
+	var seen uint64
+	err := s.db.View(func(tx *bolt.Tx) error {
+		m, err := metaOf(tx, Users)
+		if err != nil {
+			return err
+		}
+		seen = m.Revision
+		return userNaming(tx, what, id)
+	})
+	if err != nil {
+		return 0, storing(err)
+	}
+	return s.change(ctx, func(v *view) error {
+		have, _, ok, err := v.get(Catalogue, what+"/"+id)
+		if err != nil || !ok {
+			return cond(err, notFound(what, id))
+		}
+		if err := checkRevision(have, ifRevision); err != nil {
+			return err
+		}
+		if err := userNamingSince(v.tx, what, id, seen); err != nil {
+			return err
+		}
+		err = eachOf(v.tx, "policy/", func(policy string, _ uint64, b []byte) error {
+			p := new(userv1.Policy)
+			if err := proto.Unmarshal(b, p); err != nil {
+				return err
+			}
+			if names(p.GetSettings(), what, id) {
+				return refused("%s %q is in use by policy %q", what, id, policy)
+			}
+			return nil
+		})
+		if err == nil {
+			err = also(v)
+		}
+		if err == nil {
+			v.remove(Catalogue, what+"/"+id)
+		}
+		return err
+	})
 }
 
-// userNaming returns an error if a user, or a device of one, names a list: without it he would be filtered
-// less than he asked for, and nobody would tell him.
-func userNaming(tx *bolt.Tx, list string) error {
+// names reports whether settings refer to something of the catalogue, always or at times.
+func names(s *userv1.Settings, what, id string) bool {
+	always, sometimes := s.GetLists(), (*userv1.Schedule).GetLists
+	switch what {
+	case "service":
+		always, sometimes = s.GetServices(), (*userv1.Schedule).GetServices
+	case "category":
+		always, sometimes = s.GetCategories(), (*userv1.Schedule).GetCategories
+	case "safesearch":
+		return slices.Contains(s.GetSafeSearch().GetValues(), id)
+	}
+	return slices.Contains(always.GetValues(), id) ||
+		slices.ContainsFunc(s.GetSchedules().GetValues(), func(sch *userv1.Schedule) bool { return slices.Contains(sometimes(sch), id) })
+}
+
+// userNaming returns an error if a user, or a device of one, names a list or the like: without it he would be
+// filtered less than he asked for, and nobody would tell him.
+func userNaming(tx *bolt.Tx, what, id string) error {
 	return tx.Bucket([]byte(Users)).Bucket(bucketRecords).ForEach(func(k, v []byte) error {
-		return userNames(k[8:], v, list)
+		return userNames(k[8:], v, what, id)
 	})
 }
 
 // userNamingSince is userNaming of the users that have changed after a revision.
-func userNamingSince(tx *bolt.Tx, list string, revision uint64) error {
+func userNamingSince(tx *bolt.Tx, what, id string, revision uint64) error {
 	c := tx.Bucket([]byte(Users)).Bucket(bucketByRevision).Cursor()
 	for k, _ := c.Seek(be64(revision + 1)); k != nil; k, _ = c.Next() {
 		key := k[8:]
-		if err := userNames(key, tx.Bucket([]byte(Users)).Bucket(bucketRecords).Get(usercache.AppendStoreKey(nil, key)), list); err != nil {
+		if err := userNames(key, tx.Bucket([]byte(Users)).Bucket(bucketRecords).Get(usercache.AppendStoreKey(nil, key)), what, id); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func userNames(key, record []byte, list string) error {
-	if bytes.IndexByte(key, '/') >= 0 || !bytes.Contains(record, []byte(list)) {
+func userNames(key, record []byte, what, id string) error {
+	if bytes.IndexByte(key, '/') >= 0 || !bytes.Contains(record, []byte(id)) {
 		return nil // no user; or removed; or spared the decoding
 	}
 	_, b, err := openRecord(record)
@@ -382,26 +434,29 @@ func userNames(key, record []byte, list string) error {
 	if err := proto.Unmarshal(b, u); err != nil {
 		return fmt.Errorf("record %q of %s: %w", key, Users, err)
 	}
-	if namesList(u.GetSettings(), list) {
-		return refused("list %q is in use, by user %q for one", list, key)
+	if names(u.GetSettings(), what, id) {
+		return refused("%s %q is in use, by user %q for one", what, id, key)
 	}
 	for _, d := range u.GetDevices() {
-		if namesList(d.GetSettings(), list) {
-			return refused("list %q is in use, by device %q for one", list, string(key)+"/"+d.GetId())
+		if names(d.GetSettings(), what, id) {
+			return refused("%s %q is in use, by device %q for one", what, id, string(key)+"/"+d.GetId())
 		}
 	}
 	return nil
 }
 
 func (a listServer) RefreshList(ctx context.Context, req *adminv1.RefreshListRequest) (*adminv1.RefreshListResponse, error) {
-	_, _, src, err := a.s.loadList(req.GetId())
+	if isURL(req.GetId()) {
+		return a.s.refreshOwnNow(ctx, req.GetId())
+	}
+	_, l, src, err := a.s.loadList(req.GetId())
 	if err != nil {
 		return nil, err
 	}
 	if src.Url == "" {
 		return nil, refused("list %q was uploaded; add it again with --replace to give it new text", req.GetId())
 	}
-	done, err := a.s.refresh(ctx, req.GetId(), src)
+	done, err := a.s.refresh(ctx, req.GetId(), l, src)
 	if err != nil {
 		return nil, err
 	}
@@ -409,35 +464,41 @@ func (a listServer) RefreshList(ctx context.Context, req *adminv1.RefreshListReq
 }
 
 // refresh fetches a list. A failure is remembered with the list, which stays as it is.
-func (s *Service) refresh(ctx context.Context, id string, src *storev1.ListSource) (listDone, error) {
-	got, err := s.downloads.fetch(ctx, src.Url, src.Etag, src.LastModified)
-	next := proto.CloneOf(src)
-	next.Tried = clock.Wall().Unix()
+func (s *Service) refresh(ctx context.Context, id string, l *userv1.List, src *storev1.ListSource) (listDone, error) {
+	w := s.wantedList(src.Url)
+	if _, err := os.Stat(s.blobPath(l.Sha256)); err == nil && len(src.HeldSha256) == 0 {
+		w.etag, w.lastModified = src.Etag, src.LastModified
+	}
+	got, err := s.fetch(ctx, w)
+	defer got.text.drop()
+	next := fetched(src, got)
 	if err == nil && !got.unchanged {
-		next.Etag, next.LastModified, next.Fetched, next.Failures, next.Error = got.etag, got.lastModified, next.Tried, 0, ""
 		var done listDone
-		if done, err = s.putList(ctx, listChange{id: id, text: got.text, replace: true, source: next}); err == nil {
+		if done, err = s.putList(ctx, listChange{id: id, text: got.text, replace: true, refresh: true, source: next}); err == nil {
 			return done, nil
 		}
 		if status.Code(err) != codes.FailedPrecondition {
 			return listDone{}, err
 		}
-		// Refused: fetch the whole text again next time, whatever its ETag.
-		next = proto.CloneOf(src)
-		next.Tried = clock.Wall().Unix()
+	}
+	if ctx.Err() != nil { // says nothing about the list
+		return listDone{}, status.FromContextError(ctx.Err()).Err()
 	}
 	if err != nil {
-		next.Failures++
-		next.Error = cut(status.Convert(err).Message(), 500)
-	} else {
-		next.Fetched, next.Failures, next.Error = next.Tried, 0, ""
+		next = failedFetch(src, err)
 	}
 	_, cerr := s.change(ctx, func(v *view) error {
 		cur := new(storev1.ListSource)
 		if perr := proto.Unmarshal(v.auxGet(bucketSources, id), cur); perr != nil {
 			return perr
 		}
-		next.HeldSha256, next.HeldRules = cur.HeldSha256, cur.HeldRules
+		if cur.Url != src.Url {
+			return errMoved
+		}
+		if err != nil {
+			next.HeldSha256, next.HeldRules = cur.HeldSha256, cur.HeldRules
+		}
+		next.PeakRules, next.PeakAt = cur.PeakRules, cur.PeakAt
 		return v.auxPut(bucketSources, id, next)
 	})
 	if err != nil {
@@ -456,7 +517,31 @@ func (s *Service) refresh(ctx context.Context, id string, src *storev1.ListSourc
 	return listDone{revision: revision, list: showList(id, revision, l, src)}, nil
 }
 
+// fetched is a source after a fetch that brought something, or no news.
+func fetched(src *storev1.ListSource, got download) *storev1.ListSource {
+	next := proto.CloneOf(src)
+	next.Tried = clock.Wall().Unix()
+	next.Fetched, next.Failures, next.Error = next.Tried, 0, ""
+	next.HeldSha256, next.HeldRules = nil, 0
+	if !got.unchanged {
+		next.Etag, next.LastModified = got.etag, got.lastModified
+	}
+	return next
+}
+
+// failedFetch is a source after a failure.
+func failedFetch(src *storev1.ListSource, err error) *storev1.ListSource {
+	next := proto.CloneOf(src)
+	next.Tried = clock.Wall().Unix()
+	next.Failures++
+	next.Error = cut(statusMessage(err), 500)
+	return next
+}
+
 func (a listServer) AcceptList(ctx context.Context, req *adminv1.AcceptListRequest) (*adminv1.AcceptListResponse, error) {
+	if isURL(req.GetId()) {
+		return a.s.acceptOwn(ctx, req.GetId())
+	}
 	_, _, src, err := a.s.loadList(req.GetId())
 	if err != nil {
 		return nil, err
@@ -464,42 +549,20 @@ func (a listServer) AcceptList(ctx context.Context, req *adminv1.AcceptListReque
 	if len(src.HeldSha256) == 0 {
 		return nil, refused("list %q has no text that is held", req.GetId())
 	}
-	text, err := os.ReadFile(a.s.blobPath(src.HeldSha256))
+	held, err := a.s.openText(src.HeldSha256)
 	if err != nil {
 		return nil, reading(err)
 	}
+	defer held.drop()
 	src.Error, src.Failures = "", 0
-	done, err := a.s.putList(ctx, listChange{id: req.GetId(), text: text, replace: true, accept: true, source: src})
+	done, err := a.s.putList(ctx, listChange{id: req.GetId(), text: held, replace: true, accept: true, source: src})
 	if err != nil {
 		return nil, err
 	}
 	return &adminv1.AcceptListResponse{Revision: done.revision, Dataset: Catalogue, List: done.list}, nil
 }
 
-func (a listServer) PutBlob(stream grpc.ClientStreamingServer[adminv1.PutBlobRequest, adminv1.PutBlobResponse]) error {
-	text, err := receive(a.s.opts.Download.maxSize(), func() ([]byte, error) {
-		m, err := stream.Recv()
-		return m.GetData(), err
-	})
-	if err != nil {
-		return err
-	}
-	if err := looksLikeList(text); err != nil {
-		return invalid("data", "%v", err)
-	}
-	report, err := a.s.opts.Compile("blob", text)
-	if err != nil {
-		return invalid("data", "%v", err)
-	}
-	if err := a.s.putBlob(text); err != nil {
-		return storing(err)
-	}
-	sum := sha256.Sum256(text)
-	return stream.SendAndClose(&adminv1.PutBlobResponse{Sha256: hex.EncodeToString(sum[:]), Size: uint64(len(text)),
-		Rules: uint32(report.Rules), Complaints: showComplaints(report, 100)})
-}
-
-// refreshLoop fetches lists when they are due, one after the other.
+// refreshLoop fetches lists when they are due.
 func (s *Service) refreshLoop() {
 	t := time.NewTicker(time.Minute)
 	defer t.Stop()
@@ -509,37 +572,55 @@ func (s *Service) refreshLoop() {
 			return
 		case <-t.C:
 		}
-		due, err := s.dueLists(clock.Wall())
-		if err != nil {
-			s.log.Error("looking for lists to refresh", "error", err)
-		}
-		for id, src := range due {
-			if _, err := s.refresh(s.ctx, id, src); err != nil && s.ctx.Err() == nil {
-				s.log.Warn("list not refreshed; the old text stays", "list", id, "error", status.Convert(err).Message())
-			}
-		}
+		s.refreshDue(clock.Wall())
 	}
 }
 
-// dueLists is the lists whose time has come. Failures are retried sooner than a refresh, ever less often.
-func (s *Service) dueLists(now time.Time) (map[string]*storev1.ListSource, error) {
-	due := map[string]*storev1.ListSource{}
-	err := s.db.View(func(tx *bolt.Tx) error {
+// refreshDue fetches what is due, a few at a time, and returns when that is done.
+func (s *Service) refreshDue(now time.Time) {
+	due, err := s.dueLists(now)
+	if err != nil {
+		s.log.Error("looking for lists to refresh", "error", err)
+	}
+	own, err := s.dueOwn(now)
+	if err != nil {
+		s.log.Error("looking for users' own lists to refresh", "error", err)
+	}
+	var g errgroup.Group
+	g.SetLimit(parallelFetches)
+	for _, id := range due {
+		g.Go(func() error {
+			_, l, src, err := s.loadList(id)
+			if err == nil {
+				_, err = s.refresh(s.ctx, id, l, src)
+			}
+			if err != nil && s.ctx.Err() == nil {
+				s.log.Warn("list not refreshed; the old text stays", "list", id, "error", statusMessage(err))
+			}
+			return nil
+		})
+	}
+	for _, from := range own {
+		g.Go(func() error {
+			if err := s.refreshOwn(s.ctx, from, false); err != nil && s.ctx.Err() == nil {
+				s.log.Warn("list of users not refreshed; the old text stays", "url", showURL(from), "error", statusMessage(err))
+			}
+			return nil
+		})
+	}
+	_ = g.Wait() // each has said what went wrong
+}
+
+// dueLists is the lists whose time has come.
+func (s *Service) dueLists(now time.Time) (due []string, err error) {
+	err = s.db.View(func(tx *bolt.Tx) error {
 		return tx.Bucket(bucketService).Bucket(bucketSources).ForEach(func(k, b []byte) error {
 			src := new(storev1.ListSource)
 			if err := proto.Unmarshal(b, src); err != nil {
 				return fmt.Errorf("source of list %s: %w", k, err)
 			}
-			if src.Url == "" {
-				return nil
-			}
-			refresh := time.Duration(src.Refresh) * time.Second
-			next := time.Unix(src.Fetched, 0).Add(refresh)
-			if src.Failures > 0 {
-				next = time.Unix(src.Tried, 0).Add(min(refresh, minRefresh<<min(src.Failures, 8)))
-			}
-			if !now.Before(next) {
-				due[string(k)] = src
+			if src.Url != "" && !now.Before(s.nextFetch(string(k), src)) {
+				due = append(due, string(k))
 			}
 			return nil
 		})
@@ -547,52 +628,38 @@ func (s *Service) dueLists(now time.Time) (map[string]*storev1.ListSource, error
 	return due, err
 }
 
-// looksLikeList refuses what is plainly no list, whatever a lenient compiler might find in it.
-func looksLikeList(text []byte) error {
-	head := bytes.ToLower(bytes.TrimSpace(bytes.TrimPrefix(text[:min(len(text), 1024)], []byte("\xef\xbb\xbf"))))
-	if len(head) == 0 {
-		return errors.New("the text is empty")
-	}
-	for _, tag := range []string{"<!doctype", "<html", "<head", "<body", "<?xml"} {
-		if bytes.HasPrefix(head, []byte(tag)) {
-			return errors.New("this is a web page, not a list")
-		}
-	}
-	sample := text[:min(len(text), 64<<10)]
-	if bytes.IndexByte(sample, 0) >= 0 {
-		return errors.New("this is binary data, not a list")
-	}
-	bad := 0
-	for rest := sample; len(rest) > 0; {
-		r, n := utf8.DecodeRune(rest)
-		if r == utf8.RuneError && n == 1 {
-			bad++ // up to three more where the sample was cut within a character
-		}
-		rest = rest[n:]
-	}
-	if bad > 3+len(sample)/20 {
-		return errors.New("this is binary data, not a list")
-	}
-	return nil
-}
+// nextFetch is when a list is fetched next: a little later than asked, by an amount of its own, so that the
+// lists of a service, and the services of the world, do not come all at once. Failures are retried sooner, ever
+// less often.
+func (s *Service) nextFetch(id string, src *storev1.ListSource) time.Time {
+	h := fnv.New64a()
+	h.Write(s.datasets[Catalogue].id)
+	h.Write(binary.BigEndian.AppendUint64([]byte(id), uint64(src.Tried)))
+	share := func(d time.Duration) time.Duration { return time.Duration(h.Sum64() % uint64(d)) }
 
-// checkURL accepts where a list may be fetched.
-func checkURL(s string) error {
-	u, err := url.Parse(s)
-	if err != nil {
-		return invalid("url", "%v", err)
+	refresh := max(time.Duration(src.Refresh)*time.Second, minRefresh)
+	if src.Failures == 0 {
+		return time.Unix(src.Fetched, 0).Add(refresh + share(refresh/25))
 	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || len(s) > 2048 {
-		return invalid("url", "%.200q is not an http or https URL", s)
-	}
-	if u.User != nil {
-		return invalid("url", "holds a password, which everyone who may see the list would see")
-	}
-	return nil
+	wait := min(refresh, minRefresh<<min(src.Failures, 8))
+	return time.Unix(src.Tried, 0).Add(wait/2 + share(wait/2))
 }
 
 func showList(id string, revision uint64, l *userv1.List, src *storev1.ListSource) *adminv1.List {
 	return &adminv1.List{Id: id, Revision: revision, Name: l.Name, Number: l.Number, Sha256: hex.EncodeToString(l.Sha256), Size: l.Size,
 		Rules: l.Rules, Skipped: l.Skipped, Updated: l.Updated, Homepage: l.Homepage, Tenant: l.Tenant,
-		Url: src.GetUrl(), Refresh: src.GetRefresh(), Error: src.GetError(), HeldRules: src.GetHeldRules()}
+		Url: showURL(src.GetUrl()), Refresh: src.GetRefresh(), Error: src.GetError(), HeldRules: src.GetHeldRules(),
+		Fetched: src.GetFetched(), Tried: src.GetTried(), Failures: src.GetFailures()}
+}
+
+// Lists is the lists of the catalogue and how fetching them went, for metrics.
+func (s *Service) Lists() ([]*adminv1.List, error) {
+	resp, err := listServer{s: s}.ListLists(s.ctx, &adminv1.ListListsRequest{})
+	return resp.GetLists(), err
+}
+
+// OwnLists is the lists that users have among their own, for metrics.
+func (s *Service) OwnLists() ([]*adminv1.List, error) {
+	resp, err := listServer{s: s}.ListLists(s.ctx, &adminv1.ListListsRequest{Own: true})
+	return resp.GetLists(), err
 }

@@ -150,7 +150,7 @@ func TestListsFromText(t *testing.T) {
 		_, err = r.lists.DeleteList(ctx, &adminv1.DeleteListRequest{Id: "ads"})
 		wantError(t, err, codes.FailedPrecondition, "")
 		// A use that comes between the look at all users and the writer's turn is seen by the latter.
-		if err := r.svc.db.View(func(tx *bolt.Tx) error { return userNamingSince(tx, "ads", before) }); err == nil {
+		if err := r.svc.db.View(func(tx *bolt.Tx) error { return userNamingSince(tx, "list", "ads", before) }); err == nil {
 			t.Errorf("%v: not seen among the latest changes", use)
 		}
 		if _, err := r.set(use[0], use[2]); err != nil {
@@ -208,7 +208,7 @@ func TestListsFromURL(t *testing.T) {
 	if got, err := refresh(); err != nil || got.List.Rules != 102 || got.List.Error != "" {
 		t.Errorf("good again: %v, %v", got, err)
 	}
-	for _, url := range []string{"ftp://a.example/x", "file:///etc/passwd", "http://", "http://me:secret@a.example/", "://"} {
+	for _, url := range []string{"ftp://a.example/x", "file:///etc/passwd", "http://", "://"} {
 		_, err := r.addURL("other", url)
 		wantError(t, err, codes.InvalidArgument, "url")
 	}

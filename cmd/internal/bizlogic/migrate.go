@@ -32,7 +32,7 @@ func Migrate(dir string) (found []string, err error) {
 	err = f.Update(func(tx *bolt.Tx) error {
 		svc := tx.Bucket(bucketService)
 		indexes := map[string]map[string]string{}
-		for _, name := range [][]byte{bucketIDs, bucketClaims, bucketPolicies} {
+		for _, name := range [][]byte{bucketIDs, bucketClaims, bucketPolicies, bucketOwnUses} {
 			indexes[string(name)] = map[string]string{}
 		}
 		for _, kind := range kinds {
@@ -88,6 +88,11 @@ func rebuild(tx *bolt.Tx, kind string, indexes map[string]map[string]string) (fo
 		m.Size += uint64(len(key) + len(b))
 		addTotals(m.Totals, kind, string(key), b, 1)
 		byRevision[string(be64(revision))+string(key)] = ""
+		if kind == Catalogue {
+			for _, from := range policyURLs(string(key), b) {
+				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = ""
+			}
+		}
 		if kind == Users && !bytes.Contains(key, []byte("/")) {
 			u := new(userv1.User)
 			if err := proto.Unmarshal(b, u); err != nil {
@@ -96,6 +101,9 @@ func rebuild(tx *bolt.Tx, kind string, indexes map[string]map[string]string) (fo
 			indexes[string(bucketIDs)][string(key)] = ""
 			if u.Policy != "" {
 				indexes[string(bucketPolicies)][u.Policy+"\x00"+string(key)] = ""
+			}
+			for _, from := range userURLs(u) {
+				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = ""
 			}
 			for c, owner := range claims(string(key), u) {
 				if other := indexes[string(bucketClaims)][c]; other != "" {

@@ -95,6 +95,9 @@ func (a policyServer) SetSettings(ctx context.Context, req *adminv1.SetSettingsR
 	if len(req.GetAssignments()) == 0 {
 		return nil, invalid("assignments", "there are none")
 	}
+	if err := a.s.fetchOwn(ctx, ownURLs(req.GetAssignments())); err != nil {
+		return nil, err
+	}
 	var unchanged uint64
 	revision, err := a.s.change(ctx, func(v *view) error {
 		o, err := v.owner(t)
@@ -126,6 +129,9 @@ func (v *view) putPolicy(id string, p *userv1.Policy) error {
 		if err := checkID("tenant", p.Tenant); err != nil {
 			return err
 		}
+	}
+	if err := v.b.own.check([]*userv1.Settings{p.GetSettings()}, []*userv1.Rules{p.GetRules()}); err != nil {
+		return err
 	}
 	return v.put(Catalogue, "policy/"+id, p)
 }

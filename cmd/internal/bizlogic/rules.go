@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"os"
 	"unicode/utf8"
 
@@ -13,13 +12,15 @@ import (
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
-	"github.com/sluice-dns/sluice/resolver/clock"
 )
 
 const (
 	// maxRules is the longest text of own rules; maxInline the longest that stays in the record.
 	maxRules  = 1 << 20
 	maxInline = 32 << 10
+	// maxRuleCount is how many own rules one target may have: every resolver that serves it compiles them when
+	// it asks, and what is longer is a list.
+	maxRuleCount = 20_000
 
 	maxComplaints = 1000
 )
@@ -64,9 +65,12 @@ func (a policyServer) SetRules(ctx context.Context, req *adminv1.SetRulesRequest
 	if !utf8.Valid(text) {
 		return nil, invalid("text", "is not UTF-8")
 	}
-	report, err := a.s.opts.Compile(req.GetTarget(), text)
+	report, err := a.s.opts.Compile(req.GetTarget(), bytes.NewReader(text))
 	if err != nil {
 		return nil, invalid("text", "%v", err)
+	}
+	if report.Rules > maxRuleCount {
+		return nil, invalid("text", "has %d rules; at most %d are possible, and more of them as a list (own_lists)", report.Rules, maxRuleCount)
 	}
 	resp := &adminv1.SetRulesResponse{Dataset: t.dataset(), Rules: uint32(report.Rules), Complaints: showComplaints(report, maxComplaints)}
 	if report.Skipped > 0 && !req.GetKeepGood() || req.GetDryRun() {
@@ -149,32 +153,4 @@ func cut(s string, n int) string {
 		s = s[:n]
 	}
 	return string(bytes.ToValidUTF8([]byte(s), []byte("?")))
-}
-
-// blobPath is where bytes of a SHA-256 are kept.
-func (s *Service) blobPath(sum []byte) string { return blobPath(s.opts.Dir, sum) }
-
-func blobPath(dir string, sum []byte) string {
-	return fmt.Sprintf("%s/blobs/%02x/%x", dir, sum[:1], sum)
-}
-
-// putBlob keeps bytes by their SHA-256.
-func (s *Service) putBlob(b []byte) error {
-	sum := sha256.Sum256(b)
-	path := s.blobPath(sum[:])
-	if s.hasBlob(b) {
-		now := clock.Wall() // so that it is not forgotten before a record names it
-		return os.Chtimes(path, now, now)
-	}
-	if err := os.MkdirAll(fmt.Sprintf("%s/blobs/%02x", s.opts.Dir, sum[:1]), 0o700); err != nil {
-		return err
-	}
-	return writeFile(path, b)
-}
-
-// hasBlob reports whether bytes are kept.
-func (s *Service) hasBlob(b []byte) bool {
-	sum := sha256.Sum256(b)
-	fi, err := os.Stat(s.blobPath(sum[:]))
-	return err == nil && fi.Size() == int64(len(b))
 }

@@ -1,11 +1,9 @@
 package bizlogic
 
 import (
-	"encoding/hex"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -384,26 +382,6 @@ func (v *view) refer(field, what, id string) error {
 	return invalid(field, "there is no %s %q; there are %s", what, id, cut(strings.Join(known, ", "), 1000))
 }
 
-// parseOwnList reads ID=SHA256.
-func (v *view) parseOwnList(s string) (*userv1.OwnList, error) {
-	id, sum, ok := strings.Cut(s, "=")
-	if !ok {
-		return nil, invalid("own_lists", "%q is not ID=SHA256", s)
-	}
-	if err := checkID("own_lists", id); err != nil {
-		return nil, err
-	}
-	b, err := hex.DecodeString(sum)
-	if err != nil || len(b) != 32 {
-		return nil, invalid("own_lists", "%q is not a SHA-256 in hexadecimal", sum)
-	}
-	fi, err := os.Stat(blobPath(v.b.dir, b))
-	if err != nil {
-		return nil, invalid("own_lists", "the text %s is not here; upload it first", sum)
-	}
-	return &userv1.OwnList{Id: id, Sha256: b, Size: uint64(fi.Size())}, nil
-}
-
 // parseUnblock reads NAME or *.NAME, and @INSTANT if it ends some time.
 func parseUnblock(s string, now time.Time) (*userv1.Unblock, error) {
 	name, until, ends := strings.Cut(s, "@")
@@ -659,14 +637,8 @@ func (v *view) checkSettings(field string, s *userv1.Settings) error {
 		return invalid(field+".log", "%d is unknown", s.Log)
 	}
 	for _, l := range s.OwnLists.GetValues() {
-		if err := checkID(field+".own_lists", l.Id); err != nil {
+		if err := v.settleOwnList(field+".own_lists", l); err != nil {
 			return err
-		}
-		if len(l.Sha256) != 32 {
-			return invalid(field+".own_lists", "%s has a SHA-256 of %d bytes", l.Id, len(l.Sha256))
-		}
-		if _, err := os.Stat(blobPath(v.b.dir, l.Sha256)); err != nil {
-			return invalid(field+".own_lists", "the text %x of %s is not here; upload it first", l.Sha256, l.Id)
 		}
 	}
 	for _, r := range s.Rewrites.GetValues() {

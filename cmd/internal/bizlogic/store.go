@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -33,6 +34,9 @@ import (
 //	claims       what a device claims → USER/DEVICE; see claims()
 //	policies     POLICY\x00USER → nothing: who refers to a policy
 //	sources      list id → store.v1 ListSource
+//	own          URL, or "sha256:" and a hash → store.v1 OwnSource; see own.go
+//	own_uses     URL\x00OWNER → nothing: who has it among his own lists
+//	seeded       catalogue key → store.v1 Seeded; see seed.go
 //	imports      import id → store.v1 ImportState
 //	tokens       token id → store.v1 Token
 const storeFormat = 1
@@ -50,10 +54,15 @@ var (
 	bucketClaims   = []byte("claims")
 	bucketPolicies = []byte("policies")
 	bucketSources  = []byte("sources")
+	bucketOwn      = []byte("own")
+	bucketOwnUses  = []byte("own_uses")
+	bucketSeeded   = []byte("seeded")
 	bucketImports  = []byte("imports")
 	bucketTokens   = []byte("tokens")
 
 	datasetBuckets = [][]byte{bucketMeta, bucketRecords, bucketByRevision, bucketTombstones, bucketTree}
+	// laterBuckets are missing in files of earlier versions.
+	laterBuckets   = [][]byte{bucketOwn, bucketOwnUses, bucketSeeded}
 	serviceBuckets = [][]byte{bucketIdentity, bucketIDs, bucketClaims, bucketPolicies, bucketSources, bucketImports, bucketTokens}
 
 	keyMeta     = []byte("meta")
@@ -128,6 +137,9 @@ func openStore(dir string, now time.Time) (*storeFile, error) {
 	if err = f.adopt(path); err == nil {
 		err = f.settleIdentity(path)
 	}
+	if err == nil {
+		err = f.bringUp(now)
+	}
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
@@ -194,7 +206,7 @@ func (f *storeFile) create(now time.Time) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range serviceBuckets {
+		for _, name := range slices.Concat(serviceBuckets, laterBuckets) {
 			if _, err := svc.CreateBucket(name); err != nil {
 				return err
 			}
@@ -220,6 +232,25 @@ func (f *storeFile) create(now time.Time) error {
 		}
 		return seedCatalogue(tx, f.id, now)
 	})
+}
+
+// bringUp adds what an earlier version's file lacks, and the starting catalogue of this one.
+func (f *storeFile) bringUp(now time.Time) error {
+	id := proto.CloneOf(f.id)
+	err := f.Update(func(tx *bolt.Tx) error {
+		svc := tx.Bucket(bucketService)
+		for _, name := range laterBuckets {
+			if _, err := svc.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
+		}
+		return seedCatalogue(tx, id, now)
+	})
+	if err != nil {
+		return fmt.Errorf("bringing %s up to this version: %w", f.Path(), err)
+	}
+	f.id = id
+	return nil
 }
 
 // adopt reads who an existing file is.

@@ -1725,7 +1725,7 @@ func (x *SetSettingsRequest) GetIfRevision() uint64 {
 //	            or ID=SHA256                       (hexadecimal; the blob must be known)
 //	rewrites    NAME=RECORD[;RECORD…]              rewrites+=nas.home.arpa=A 192.0.2.7
 //	unblocks    NAME or *.NAME, then @INSTANT      unblocks+=*.example.org@+30m
-//	schedules   ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE schedules+=night=block;mon-fri 22:00-07:00;services:tiktok,x;Europe/Nicosia
+//	schedules   ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE schedules+=night=block;mon-fri 22:00-07:00;services:tiktok,twitter;Europe/Nicosia
 //
 // and they are removed by id or name alone.
 type Assignment struct {
