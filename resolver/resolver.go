@@ -100,6 +100,9 @@ type AnswerOptions struct {
 	MaxUDP  int
 	Minimal bool
 	EDE     bool
+	// Contact and Organization are told to clients that ask for structured error data.
+	Contact      []string
+	Organization string
 }
 
 // RebindingOptions keep private addresses out of public answers; see package rebinding.
@@ -253,7 +256,7 @@ func New(o Options) (_ *Resolver, err error) {
 		Log: queryLog(o.QueryLog), Observe: o.QueryLog,
 		Logger: o.Logger,
 	}
-	shape := render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE, NSID: o.NodeID}
+	shape := render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE, NSID: o.NodeID, Contact: o.Answers.Contact, Organization: o.Answers.Organization}
 	if o.DNS64.IsValid() {
 		if shape.DNS64, err = dns64.New(o.DNS64); err != nil {
 			return nil, fmt.Errorf("DNS64: %w", err)

@@ -282,6 +282,16 @@ func (c *Sluice) checkUsers(d *decoder) {
 }
 
 func (c *Sluice) checkRest(d *decoder) {
+	for i, contact := range c.Answers.Contact {
+		switch scheme, rest, _ := strings.Cut(contact, ":"); {
+		case rest != "" && (scheme == "mailto" || scheme == "tel" || scheme == "sips" || scheme == "https") && len(contact) <= 200:
+		default:
+			d.fault(fmt.Sprintf("answers.contact[%d]", i), fmt.Sprintf("%q is no contact that clients show", contact), "mailto:abuse@example.net, tel:+…, sips:… or https://…, of at most 200 bytes")
+		}
+	}
+	if len(c.Answers.Organization) > 100 {
+		d.fault("answers.organization", "is longer than 100 bytes", "a short name")
+	}
 	if k := c.Cache; k.MinTTL > k.MaxTTL {
 		key := "cache.min_ttl"
 		if !d.has(key) {

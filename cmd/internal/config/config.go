@@ -211,6 +211,9 @@ type Answers struct {
 	Rotate     bool      `yaml:"rotate"`
 	EDE        bool      `yaml:"ede"`
 	Any        AnyAnswer `yaml:"any"`
+	// For clients that ask for structured error data: whom to tell of names blocked in error, and who blocks.
+	Contact      []string `yaml:"contact"`
+	Organization string   `yaml:"organization"`
 }
 
 // Cache steers all DNS caches.

@@ -256,7 +256,7 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			MinTTL: c.Cache.MinTTL, MaxTTL: c.Cache.MaxTTL, MaxNegativeTTL: c.Cache.MaxNegativeTTL,
 			NoPrefetch: !c.Cache.Prefetch || !c.Recursion.BackgroundLookups, Aggressive: c.Cache.AggressiveNSEC,
 		},
-		Answers:   resolver.AnswerOptions{MaxUDP: int(c.Answers.MaxUDPSize), Minimal: c.Answers.Minimal, EDE: c.Answers.EDE},
+		Answers:   resolver.AnswerOptions{MaxUDP: int(c.Answers.MaxUDPSize), Minimal: c.Answers.Minimal, EDE: c.Answers.EDE, Contact: c.Answers.Contact, Organization: c.Answers.Organization},
 		Local:     resolver.LocalOptions{DefaultZones: c.Recursion.LocalZones == config.LocalZonesDefault, Version: "sluice"},
 		Rebinding: resolver.RebindingOptions{Addresses: c.Rebinding.PrivateAddresses},
 		DNS64:     c.DNS64.Prefix,

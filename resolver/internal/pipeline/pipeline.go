@@ -430,7 +430,9 @@ func (p *Pipeline) data(q *query.Query, now clock.Instant, have *fetched) (e set
 	if have != nil {
 		return have.entry, flown, !have.entry.IsZero()
 	}
+	q.Turn.Local = false
 	if e, ok := p.o.Local.Lookup(cur, now); ok {
+		q.Turn.Local = true
 		return e, local, true
 	}
 	if !q.RD && !sees(q) {

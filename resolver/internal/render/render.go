@@ -2,15 +2,17 @@
 // EDNS, extended errors, cookies, padding, truncation; and the edits that a Turn asks for, which are AAAA
 // records made of A records and private addresses left out.
 //
-// Every method writes a whole response into a buffer of the caller and returns its length; none allocates.
-// The response never exceeds what the client's transport takes (Query.MaxResponse) nor the buffer: what does
+// Every method writes a whole response into a buffer of the caller and returns its length; none allocates, but
+// for clients that ask for structured error data. The response never exceeds what the client's transport takes (Query.MaxResponse) nor the buffer: what does
 // not fit becomes a response with TC=1 and no records (RFC 2181 section 9), since a part of an RRset helps
 // nobody. A length of 0 means that nothing can be sent.
 package render
 
 import (
+	"encoding/json"
 	"net/netip"
 	"time"
+	"unicode/utf8"
 	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -27,6 +29,12 @@ type Options struct {
 	MaxUDP int
 	// EDE: give extended errors (RFC 8914).
 	EDE bool
+	// Contact and Organization go to clients that ask for structured error data: whom to tell of names that are
+	// blocked in error, each a URI, and who blocks.
+	Contact      []string
+	Organization string
+	// Subnets tells clients that sent a subnet what answers are good for (RFC 7871 section 7.2).
+	Subnets bool
 	// NSID is given to clients that ask for it (RFC 5001); "" gives none. At most 128 bytes of it are used.
 	NSID string
 	// DNS64 and Private carry out the edits of their kind; needed if a Turn asks for one.
@@ -65,6 +73,7 @@ const (
 	paddingBlock             = 468 // RFC 8467 section 4.1
 	ourUDPSize        uint16 = 1232
 	maxReason                = 120 // bytes of EDE text
+	maxStructured            = 700 // bytes of structured error data
 	maxNSID                  = 128 // so that OPT fits beside any question in 512 bytes
 	cookieLen                = 24  // client and server cookie
 	strippedTTL              = 60  // seconds for which a client keeps that all addresses were left out
@@ -78,6 +87,37 @@ type ede struct {
 }
 
 var noEDE = ede{code: query.NoEDE}
+
+// plain is an extended error with a text for people.
+func plain(code uint16, text string) ede {
+	if len(text) > maxReason {
+		text = text[:maxReason]
+		for len(text) > 0 && !utf8.ValidString(text) {
+			text = text[:len(text)-1]
+		}
+	}
+	return ede{code, text}
+}
+
+// filtered is the extended error of a blocking answer. A client that asks for it gets structured error data
+// (draft-ietf-dnsop-structured-dns-error) in place of the text, which is I-JSON with short names: "c" whom to tell
+// of an error, "j" why, "o" who blocks. Clients that insist on a contact ignore what an operator without one
+// sends.
+func (r *Renderer) filtered(q *query.Query, code uint16, reason string) ede {
+	e := plain(code, reason)
+	if !q.EDNS.Structured || !r.o.EDE || code != EDEBlocked && code != EDECensored && code != EDEFiltered {
+		return e
+	}
+	data := struct {
+		Contact      []string `json:"c,omitempty"`
+		Reason       string   `json:"j"`
+		Organization string   `json:"o,omitempty"`
+	}{r.o.Contact, e.text, r.o.Organization}
+	if text, err := json.Marshal(data); err == nil && len(text) <= maxStructured {
+		e.text = string(text)
+	}
+	return e
+}
 
 // Answer writes a settled answer, with the TTLs that are left at now. The answer's question is
 // q.Turn.Current; aliases that policy made go in front.
@@ -145,8 +185,11 @@ func (r *Renderer) optLen(q *query.Query, e ede) int {
 	if q.EDNS.NSID && r.o.NSID != "" {
 		n += 4 + len(r.o.NSID)
 	}
+	if r.o.Subnets && q.EDNS.HasSubnet {
+		n += 8 + q.EDNS.Subnet.Octets()
+	}
 	if r.o.EDE && e.code != query.NoEDE {
-		n += 6 + min(len(e.text), maxReason)
+		n += 6 + len(e.text)
 	}
 	return n
 }
@@ -188,6 +231,9 @@ func (r *Renderer) finish(q *query.Query, h dnswire.Header, rcode uint16, e ede,
 			dnswire.PutUint16(o[at+2:], uint16(len(r.o.NSID)))
 			at += 4 + copy(o[at+4:], r.o.NSID)
 		}
+		if r.o.Subnets && q.EDNS.HasSubnet {
+			at += q.EDNS.Subnet.PutEcho(o[at:], &q.Turn.Current.Subnet)
+		}
 		if n > at {
 			dnswire.PutUint16(o[at:], dnswire.OptionEDE)
 			dnswire.PutUint16(o[at+2:], uint16(n-at-4))
@@ -228,8 +274,11 @@ func (r *Renderer) Truncated(q *query.Query, out []byte) int {
 
 // Error writes a response without records. code is an extended error, query.NoEDE for none.
 func (r *Renderer) Error(q *query.Query, rcode, code uint16, text string, out []byte) int {
+	return r.error(q, rcode, plain(code, text), out)
+}
+
+func (r *Renderer) error(q *query.Query, rcode uint16, e ede, out []byte) int {
 	q.Outcome.RCode = rcode
-	e := ede{code, text}
 	size := dnswire.HeaderLen + len(q.AsIs) + 4
 	room := min(q.MaxResponse(r.o.MaxUDP), len(out))
 	if len(q.AsIs) == 0 || size > room {
@@ -271,12 +320,19 @@ func (r *Renderer) headerOnly(q *query.Query, rcode uint16, out []byte) int {
 
 // Block writes the answer to a blocked question.
 func (r *Renderer) Block(q *query.Query, b *query.Block, out []byte) int {
-	e := ede{b.EDE, b.Reason}
+	e := r.filtered(q, b.EDE, b.Reason)
+	if n := r.block(q, b, e, out); n > 0 && (e.text == "" || out[2]&byte(dnswire.FlagTC>>8) == 0) {
+		return n
+	}
+	return r.block(q, b, ede{code: e.code}, out) // the text is for people; the answer goes before it
+}
+
+func (r *Renderer) block(q *query.Query, b *query.Block, e ede, out []byte) int {
 	ttl := uint32(b.TTL / time.Second)
 	var addr netip.Addr
 	switch b.Mode {
 	case query.BlockRefused:
-		return r.Error(q, dnswire.RCodeRefused, b.EDE, b.Reason, out)
+		return r.error(q, dnswire.RCodeRefused, e, out)
 	case query.BlockNXDomain:
 		return r.negative(q, dnswire.RCodeNXDomain, ttl, e, out)
 	case query.BlockNull:
