@@ -86,9 +86,9 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	if list < 0 || list >= MaxLists || b.changed.Has(list) {
 		panic("filter: list number out of range or given twice")
 	}
-	postings, rules, texts, mores := b.table.n, len(b.rules.all), len(b.rules.texts), len(b.rules.mores)
+	postings, rules, texts, mores := len(b.table.all), len(b.rules.all), len(b.rules.texts), len(b.rules.mores)
 	undo := func() {
-		b.table.n = postings
+		b.table.all = b.table.all[:postings]
 		b.rules.cut(rules, texts, mores)
 	}
 	defer func() {
@@ -156,8 +156,11 @@ func (b *Builder) Build(old *Matcher) *Matcher {
 		}
 		runtime.KeepAlive(old)
 	}
-	if b.table.n > 0 {
+	if len(b.table.all) > 0 {
 		m.layers = append(m.layers, layer{newTable(&b.table), b.added})
+	}
+	if len(b.rules.texts) > offHeap {
+		runtime.GC() // reading left garbage, and indexing needs as much again
 	}
 	m.rules = newRules(b.key, b.rules)
 	m.rules.dropped = append(m.rules.dropped, lost...)
@@ -176,16 +179,14 @@ func (m *Matcher) Merge() *Matcher {
 		n += l.rules
 	}
 	var ps postings
-	if n > 0 {
-		ps.reserve(n)
-	}
+	ps.all = extend(&ps.mem, ps.all, n)
 	for i := range m.layers {
 		m.layers[i].postings(&ps, &m.layers[i].live)
 	}
 	c := *m
 	c.generation = generations.Add(1)
 	c.layers = nil
-	if ps.n > 0 {
+	if len(ps.all) > 0 {
 		c.layers = []layer{{newTable(&ps), m.lists}}
 	}
 	return &c

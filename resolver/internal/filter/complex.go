@@ -77,6 +77,8 @@ type ruleSet struct {
 	all   []rule
 	texts []byte
 	mores []*more
+	// What all and texts lie in while the set grows.
+	memAll, memTexts *region
 }
 
 // text returns the text of a rule's pattern, valid while the ruleSet is alive.
@@ -145,12 +147,12 @@ func (x *ruleSet) put(c rule, text string, m *more) bool {
 		return false
 	}
 	c.text, c.size, c.more = uint32(len(x.texts)), uint16(len(text)), 0
-	x.texts = append(x.texts, text...)
+	x.texts = append(extend(&x.memTexts, x.texts, len(text)), text...)
 	if m != nil {
 		x.mores = append(x.mores, m)
 		c.more = uint32(len(x.mores))
 	}
-	x.all = append(x.all, c)
+	x.all = append(extend(&x.memAll, x.all, 1), c)
 	return true
 }
 
@@ -276,11 +278,15 @@ func (x *rules) pack() {
 		words += len(m.filter) + wordsFor[multikey](len(m.keys)) + wordsFor[uint32](len(m.ids))
 	}
 	x.mem = newRegion(words)
+	x.mem.huge()
 	c := &cutter{x.mem.words}
 	x.all, x.texts, x.always = move(c, x.all), move(c, x.texts), move(c, x.always)
 	for _, m := range x.maps() {
 		m.filter, m.keys, m.ids = move(c, m.filter), move(c, m.keys), move(c, m.ids)
 	}
+	x.memAll.free()
+	x.memTexts.free()
+	x.memAll, x.memTexts = nil, nil
 	x.sieve()
 }
 
@@ -358,7 +364,8 @@ func (x *rules) anchor(key *dnsname.Key) {
 			count.add(key.Hash(name[:n]), 1)
 		}
 	}
-	var suffix, dot, label8, label4, by8, by4 []pair
+	var suffix, label8, label4, by8, by4 []pair
+	dot := make([]pair, 0, len(x.all)) // most of them, in real lists
 	hang := func(lit string, id uint32) {
 		g, _ := count.rarest(lit)
 		if len(lit) >= 8 {
@@ -428,6 +435,7 @@ func (x *rules) anchor(key *dnsname.Key) {
 			always(id)
 		}
 	}
+	count.n = nil
 	for m, ps := range map[*multimap][]pair{&x.bySuffix: suffix, &x.byDot: dot, &x.label8: label8, &x.label4: label4, &x.by8: by8, &x.by4: by4} {
 		var over []uint32
 		*m, over = newMultimap(ps)
@@ -477,7 +485,7 @@ type counts struct {
 
 // newCounts makes room for so many different strings that few share a count.
 func newCounts(strings int) counts {
-	k := min(max(bits.Len(uint(strings))+1, 8), 21)
+	k := min(max(bits.Len(uint(strings))+1, 8), 20)
 	return counts{make([]uint16, 1<<k), uint8(64 - k)}
 }
 

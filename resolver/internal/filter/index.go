@@ -235,6 +235,7 @@ func read(f *os.File, key *dnsname.Key) (*Matcher, *[MaxLists]ID, error) {
 		return nil, nil, err
 	}
 	mem := newRegion(int(rest / 8))
+	mem.huge()
 	body := castSlice[byte](mem.words)
 	if _, err := io.ReadFull(f, body); err != nil {
 		return nil, nil, err

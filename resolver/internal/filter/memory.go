@@ -1,14 +1,14 @@
 package filter
 
 import (
+	"os"
 	"runtime"
 	"sync/atomic"
 	"unsafe"
 )
 
 // A region is memory for one big part of an index: 64-bit words, zero at first. From offHeap bytes on it lies
-// outside the Go heap, where it neither costs the garbage collector work nor doubles its next goal, on huge
-// pages if the system has them, since an index is read at random.
+// outside the Go heap, where it neither costs the garbage collector work nor doubles its next goal.
 //
 // A region is given back when nothing refers to it any more. Slices of its words are no such reference: who
 // works on them keeps the Matcher or the region alive until he is done (runtime.KeepAlive).
@@ -69,6 +69,9 @@ func (r *region) resize(words int) {
 	wasMapped := r.mapped
 	old := r.disown()
 	if wasMapped {
+		if words < len(old) {
+			clear(old[words:min(len(old), words+os.Getpagesize()/8)]) // the rest of the last page stays
+		}
 		if w, ok := remapWords(old, words); ok {
 			r.own(w)
 			return
@@ -84,6 +87,40 @@ func (r *region) resize(words int) {
 	} else {
 		r.words = n.words
 	}
+}
+
+// huge asks for huge pages, for an index that is read at random: with small ones most look-ups miss the TLB.
+func (r *region) huge() {
+	if r.mapped && len(r.words)*8 >= hugePage {
+		adviseHuge(r.words)
+	}
+}
+
+const hugePage = 2 << 20
+
+// free gives the memory back now, when nobody can be reading it.
+func (r *region) free() {
+	if r != nil && r.mapped {
+		w := r.disown()
+		unmapWords(mapping{unsafe.Pointer(unsafe.SliceData(w)), len(w)})
+	}
+}
+
+// extend returns s, which is empty or all that is in mem, with room for n more.
+func extend[T any](mem **region, s []T, n int) []T {
+	if n <= cap(s)-len(s) {
+		return s
+	}
+	words := wordsFor[T](max(len(s)+n, 2*len(s), 64))
+	if *mem == nil {
+		*mem = newRegion(words)
+	} else {
+		(*mem).resize(words)
+	}
+	if words*8 >= 8*hugePage { // so that a page too much is no great part of it
+		(*mem).huge()
+	}
+	return castSlice[T]((*mem).words)[:len(s)]
 }
 
 // castSlice is words as something else, of a size that divides eight or is a multiple of it.

@@ -9,3 +9,5 @@ func mapWords(int) ([]uint64, bool) { return nil, false }
 func remapWords([]uint64, int) ([]uint64, bool) { return nil, false }
 
 func unmapWords(mapping) {}
+
+func adviseHuge([]uint64) {}

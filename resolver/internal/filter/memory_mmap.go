@@ -13,7 +13,7 @@ func mapWords(words int) ([]uint64, bool) {
 	if err != nil {
 		return nil, false
 	}
-	return advised(b, words), true
+	return unsafe.Slice((*uint64)(b), words), true
 }
 
 // remapWords moves pages rather than bytes, so that growing needs no second copy.
@@ -22,16 +22,10 @@ func remapWords(w []uint64, words int) ([]uint64, bool) {
 	if err != nil {
 		return nil, false
 	}
-	return advised(b, words), true
+	return unsafe.Slice((*uint64)(b), words), true
 }
 
-func advised(p unsafe.Pointer, words int) []uint64 {
-	w := unsafe.Slice((*uint64)(p), words)
-	if words*8 >= 2<<20 {
-		_ = unix.Madvise(castSlice[byte](w), unix.MADV_HUGEPAGE) // advice only: kernels without it say EINVAL
-	}
-	return w
-}
+func adviseHuge(w []uint64) { _ = unix.Madvise(castSlice[byte](w), unix.MADV_HUGEPAGE) } // kernels without it say EINVAL
 
 func unmapWords(m mapping) {
 	_ = unix.MunmapPtr(m.at, uintptr(m.words)*8) // of a mapping of ours

@@ -101,32 +101,15 @@ func (t *table) find(hash uint64) (int, bool) {
 // postings are the rules of a table to be, in a region that becomes its slots.
 type postings struct {
 	mem *region
-	all []posting // the room there is
-	n   int       // how many there are
+	all []posting
 }
 
-func (p *postings) add(x posting) {
-	if p.n == len(p.all) {
-		p.reserve(max(64, 2*p.n))
-	}
-	p.all[p.n] = x
-	p.n++
-}
-
-// reserve makes room for n postings.
-func (p *postings) reserve(n int) {
-	if p.mem == nil {
-		p.mem = newRegion(2 * n)
-	} else {
-		p.mem.resize(2 * n)
-	}
-	p.all = castSlice[posting](p.mem.words)
-}
+func (p *postings) add(x posting) { p.all = append(extend(&p.mem, p.all, 1), x) }
 
 // newTable makes a table of postings, of which nothing is left. It needs little memory beside theirs: slots are
 // of the same size and never more than a third more, so they are made in place.
 func newTable(p *postings) *table {
-	ps := p.all[:p.n]
+	ps := p.all
 	sortPostings(ps)
 	// A rule that stands twice in a list is kept once, at its first line.
 	ps = slices.CompactFunc(ps, func(a, b posting) bool { return a.hash == b.hash && a.at>>32 == b.at>>32 })
@@ -143,6 +126,7 @@ func newTable(p *postings) *table {
 	words := bits.Len(uint(suffixes / 8)) // at least eight bits a suffix
 	t.shift = uint8(64 - words)
 	rest := newRegion(1<<words + wordsFor[uint32](shared))
+	rest.huge()
 	c := cutter{rest.words}
 	t.filter, t.lines = c.words(1<<words), cut[uint32](&c, shared)
 

@@ -1,0 +1,168 @@
+package filter
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"testing"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+)
+
+var long = flag.Bool("long", false, "run the long tests too")
+
+// TestRegion grows and shrinks memory across the border of the heap, and gives it back.
+func TestRegion(t *testing.T) {
+	before := mapped.Load()
+	r := newRegion(10)
+	want := 0
+	for _, words := range []int{100, offHeap/8 + 5, 4 * offHeap / 8, offHeap / 4, offHeap / 8, 50, 2 * offHeap / 8, 7} {
+		r.resize(words)
+		if len(r.words) != words {
+			t.Fatalf("%d words, want %d", len(r.words), words)
+		}
+		for i, w := range r.words {
+			if i < want && w != uint64(i+1) || i >= want && w != 0 {
+				t.Fatalf("word %d of %d is %d, %d were written", i, words, w, want)
+			}
+			r.words[i] = uint64(i + 1)
+		}
+		want = words
+	}
+	runtime.KeepAlive(r)
+	r = newRegion(offHeap)
+	if runtime.GOOS == "linux" && !raceEnabled && mapped.Load() < before+8*offHeap {
+		t.Errorf("%d bytes mapped, %d before", mapped.Load(), before)
+	}
+	runtime.KeepAlive(r)
+	for range 100 {
+		runtime.GC()
+		if mapped.Load() <= before {
+			return
+		}
+		runtime.Gosched()
+	}
+	t.Errorf("%d bytes stay mapped, %d before", mapped.Load(), before)
+}
+
+// TestBigTable makes a table outside the heap, in place, and finds in it what was put in, and nothing else.
+func TestBigTable(t *testing.T) {
+	const n = 100_000
+	var text strings.Builder
+	for i := range n {
+		fmt.Fprintf(&text, "||n%d.example^\n", i)
+	}
+	b := NewBuilder(&testKey)
+	for _, list := range []int{3, 4} {
+		if _, err := b.Add(list, strings.NewReader(text.String())); err != nil {
+			t.Fatal(err)
+		}
+		text.WriteString("||more.example^\n")
+	}
+	m := b.Build(nil)
+	for round, m := range []*Matcher{m, reloaded(t, m), m.Merge()} {
+		for i := range n {
+			name := []byte(dnsname.MustParse(fmt.Sprintf("x.n%d.example", i)))
+			if r := m.Match(name, nil, &Query{}); r.Verdict != Blocked || r.List != 3 || r.Line != uint32(i+1) {
+				t.Fatalf("round %d: n%d: %+v", round, i, r)
+			}
+			if r := m.Match(name, &Set{1 << 4}, &Query{}); r.List != 4 || r.Line != uint32(i+1) {
+				t.Fatalf("round %d: n%d in list 4: %+v", round, i, r)
+			}
+			copy(name[3:], "zz")
+			if r := m.Match(name, nil, &Query{}); r.Verdict != None {
+				t.Fatalf("round %d: %v: %+v", round, dnsname.Name(name), r)
+			}
+		}
+	}
+}
+
+// TestPeak holds building of the 19 lists, by themselves and beside what serves, to one and a half times the
+// memory of the index that comes out. It looks at what the system gave the process.
+func TestPeak(t *testing.T) {
+	if !*long || raceEnabled {
+		t.Skip("two million rules: with -long, not with -race")
+	}
+	names := listNames(t, "main")
+	build := func(old *Matcher, lists ...int) *Matcher {
+		b := NewBuilder(&testKey)
+		for _, i := range lists {
+			f, err := os.Open(shared(t, "data", "lists", names[i]+".gz"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			z, err := gzip.NewReader(bufio.NewReader(f))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := b.Add(i, z); err != nil {
+				t.Fatal(err)
+			}
+			f.Close()
+		}
+		return b.Build(old)
+	}
+	build(nil, 0) // what the process needs once
+	peakOf := func(do func() *Matcher) (*Matcher, int64) {
+		for range 3 {
+			runtime.GC()
+		}
+		debug.FreeOSMemory()
+		if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0o200); err != nil {
+			t.Skip("the system does not measure peaks: ", err)
+		}
+		before := status(t, "VmRSS")
+		m := do()
+		return m, status(t, "VmHWM") - before
+	}
+	all := make([]int, len(names))
+	for i := range all {
+		all[i] = i
+	}
+	m, peak := peakOf(func() *Matcher { return build(nil, all...) })
+	size := m.Stats().Bytes
+	t.Logf("%d rules, %.1f MB, %.1f B a rule; building them took %.1f MB at most, %.2f times that",
+		m.Stats().Rules, float64(size)/1e6, float64(size)/float64(m.Stats().Rules), float64(peak)/1e6, float64(peak)/float64(size))
+	if peak > size*3/2 {
+		t.Errorf("building took %d bytes, the index has %d", peak, size)
+	}
+	if size > 24*int64(m.Stats().Rules) {
+		t.Errorf("%d bytes for %d rules", size, m.Stats().Rules)
+	}
+	// A changed list, beside the index that serves.
+	big := 0
+	next, peak := peakOf(func() *Matcher { return build(m, big) })
+	t.Logf("changing %s took %.1f MB beside what serves", names[big], float64(peak)/1e6)
+	if peak > size*3/4 {
+		t.Errorf("changing one list took %d bytes beside an index of %d", peak, size)
+	}
+	merged, peak := peakOf(next.Merge)
+	t.Logf("merging took %.1f MB beside what serves, %.2f times the result", float64(peak)/1e6, float64(peak)/float64(merged.Stats().Bytes))
+	if peak > size*3/2 {
+		t.Errorf("merging took %d bytes, the index has %d", peak, size)
+	}
+	runtime.KeepAlive(m)
+	runtime.KeepAlive(next)
+}
+
+// status returns a line of /proc/self/status in bytes.
+func status(t testing.TB, key string) int64 {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Skip(err)
+	}
+	for l := range bytes.Lines(b) {
+		var n int64
+		if _, err := fmt.Sscanf(string(l), key+": %d kB", &n); err == nil {
+			return n << 10
+		}
+	}
+	t.Skipf("no %s", key)
+	return 0
+}
