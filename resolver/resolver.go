@@ -59,6 +59,8 @@ type Options struct {
 	// Blob returns the bytes of a list or rule text by the SHA-256 of its content, or false while they are
 	// not there.
 	Blob func(sha256 [32]byte) ([]byte, bool)
+	// FilterIndex is the file that keeps the compiled catalogue lists for the next start; "" keeps none.
+	FilterIndex string
 
 	Access    AccessOptions
 	Identify  IdentifyOptions
@@ -228,6 +230,7 @@ func New(o Options) (_ *Resolver, err error) {
 	r.local = local
 	r.policy = policy.New(policy.Options{
 		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
+		Index:    o.FilterIndex,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
 	gate := overload.New(overload.Options{

@@ -239,7 +239,8 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			b, err := n.sync.Blobs().Get(sum)
 			return b, err == nil
 		},
-		Access: resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},
+		FilterIndex: filepath.Join(c.DataDir, "filter.index"),
+		Access:      resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},
 		Identify: resolver.IdentifyOptions{
 			Relays: c.Identify.Relays, Dedicated: c.Identify.Dedicated, DefaultDevice: map[netip.AddrPort]usercache.DeviceID{},
 			Stranger: c.Stranger, WhenCold: c.Users.WhenCold,
