@@ -54,13 +54,22 @@ func newWorld(t testing.TB) *world {
 
 func (w *world) put(k usercache.Kind, key string, m proto.Message) {
 	w.t.Helper()
-	b, err := proto.Marshal(m)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.putAll(k, map[string]proto.Message{key: m})
+}
+
+// putAll puts records by key.
+func (w *world) putAll(k usercache.Kind, records map[string]proto.Message) {
+	w.t.Helper()
 	from := w.rev[k]
 	w.rev[k]++
-	d := usercache.Delta{From: from, To: from + 1, Changes: []usercache.Change{{Key: []byte(key), Revision: from + 1, Bytes: b}}}
+	d := usercache.Delta{From: from, To: from + 1}
+	for key, m := range records {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		d.Changes = append(d.Changes, usercache.Change{Key: []byte(key), Revision: from + 1, Bytes: b})
+	}
 	if _, err := w.cache.Dataset(k).ApplyDelta(w.t.Context(), w.id, d, clock.Wall()); err != nil {
 		w.t.Fatal(err)
 	}

@@ -143,6 +143,10 @@ func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16,
 	default:
 		set := query.RRset{Type: typ, Class: dnswire.ClassIN, TTL: ttl}
 		for _, d := range a.Data {
+			if typ == dnswire.TypeTXT { // the value is the text, not its presentation form
+				set.Data = query.AppendRData(set.Data, textData(d))
+				continue
+			}
 			rs, err := dnswire.ParseRecords(". "+dnswire.TypeText(typ)+" "+d+"\n", ".", "rule", ttl)
 			if err == nil && len(rs) == 1 {
 				set.Data = query.AppendRData(set.Data, rs[0].Data)
@@ -151,6 +155,18 @@ func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16,
 		v.Kind, v.Synth = query.Synthesised, &query.Synth{TTL: ttl, RRs: []query.RRset{set}}
 	}
 	return v
+}
+
+// textData is a text as RDATA of a TXT record: strings of at most 255 bytes.
+func textData(s string) []byte {
+	var b []byte
+	for {
+		n := min(len(s), 255)
+		b = append(append(b, byte(n)), s[:n]...)
+		if s = s[n:]; s == "" {
+			return b
+		}
+	}
 }
 
 // addressSynth answers with the addresses of hosts lines.

@@ -1,0 +1,214 @@
+package policy
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/usercache"
+)
+
+var long = flag.Bool("long", false, "run the long tests too")
+
+// Many users with rules of their own ask in random order: the compiled rules stay within their budget, whoever asks
+// is judged by his own, and what was dropped is compiled anew.
+func TestBudget(t *testing.T) {
+	const users = 300
+	w := newWorld(t)
+	records := map[string]proto.Message{}
+	for i := range users {
+		lines := []string{fmt.Sprintf("||only-%d.example^", i)}
+		for k := range 50 {
+			lines = append(lines, fmt.Sprintf("||filler-%d-%d.example^", i, k))
+		}
+		id := fmt.Sprintf("u%d", i)
+		records[id] = &userv1.User{Rules: rules(lines...), Devices: []*userv1.Device{{Id: id}}}
+	}
+	w.putAll(usercache.Users, records)
+	p := w.policy()
+	first := w.ask(p, "u0", "only-0.example.", "A")
+	one, _ := p.own.use()
+	budget := 20 * one
+	p = New(Options{Key: p.o.Key, Users: w.cache, Blob: w.get, OwnBytes: budget})
+	first = w.ask(p, "u0", "only-0.example.", "A")
+	rng := rand.New(rand.NewPCG(1, 2))
+	most := 0
+	for range 3000 {
+		i := rng.IntN(users)
+		name := i
+		if rng.IntN(2) == 0 {
+			name = rng.IntN(users)
+		}
+		v := p.Question(w.ask(p, fmt.Sprintf("u%d", i), fmt.Sprintf("only-%d.example.", name), "A"))
+		if (v.Kind == query.Blocked) != (name == i) {
+			t.Fatalf("user %d asks for the name of user %d: %s", i, name, say(v))
+		}
+		bytes, texts := p.own.use()
+		if most = max(most, texts); bytes > budget {
+			t.Fatalf("%d bytes are held, of %d", bytes, budget)
+		}
+	}
+	if most < 8 {
+		t.Errorf("at most %d texts were kept, though there is room for more", most)
+	}
+	if v := p.Question(first); v.Kind != query.Blocked {
+		t.Errorf("a query that began before its rules were dropped: %s", say(v))
+	}
+	// Settings that go take what was made of them along.
+	for id := range records {
+		records[id] = &userv1.User{Devices: []*userv1.Device{{Id: id}}}
+	}
+	first = nil
+	w.putAll(usercache.Users, records)
+	for i := range users {
+		w.ask(p, fmt.Sprintf("u%d", i), "x.example.", "A")
+	}
+}
+
+// One user's texts beyond his share are left out and named; others have theirs.
+func TestTooMuch(t *testing.T) {
+	w := newWorld(t)
+	huge := strings.Repeat("||a.very-long-name-to-fill-the-share.example^\n", 100_000)
+	w.put(usercache.Users, "u", &userv1.User{Rules: rules("||small.example^"), Devices: []*userv1.Device{{Id: "d"}},
+		Settings: &userv1.Settings{OwnLists: &userv1.OwnListSet{Values: []*userv1.OwnList{
+			{Id: "huge", Sha256: w.blob(huge), Size: uint64(len(huge))}, {Id: "tiny", Sha256: w.blob("||tiny.example^"), Size: 15}}}}})
+	p := New(Options{Key: w.policy().o.Key, Users: w.cache, Blob: w.get, OwnBytes: 8 << 20})
+	q := w.ask(p, "d", "small.example.", "A")
+	if tooMuch, missing := p.LeftOut(q); len(tooMuch) != 1 || tooMuch[0] != "own list huge" || missing {
+		t.Errorf("left out %v, %v", tooMuch, missing)
+	}
+	for name, want := range map[string]query.VerdictKind{"small.example.": query.Blocked, "tiny.example.": query.Blocked, "a.very-long-name-to-fill-the-share.example.": query.Pass} {
+		if v := p.Question(w.ask(p, "d", name, "A")); v.Kind != want {
+			t.Errorf("%s: %s", name, say(v))
+		}
+	}
+}
+
+// A text that is not there yet is not looked for by each query, but as soon as something has arrived.
+func TestMissingText(t *testing.T) {
+	w := newWorld(t)
+	text := "||late.example^"
+	sum := w.blob(text)
+	delete(w.blobs, [32]byte(sum))
+	w.put(usercache.Users, "u", &userv1.User{Rules: &userv1.Rules{Body: &userv1.Rules_Sha256{Sha256: sum}, Size: uint64(len(text))}, Devices: []*userv1.Device{{Id: "d"}}})
+	p := w.policy()
+	q := w.ask(p, "d", "late.example.", "A")
+	if _, missing := p.LeftOut(q); !missing || p.Question(q).Kind != query.Pass || !p.Ready(q) {
+		t.Errorf("without the text: missing %v, ready %v", missing, p.Ready(q))
+	}
+	w.blob(text)
+	p.Update()
+	if p.Ready(q) {
+		t.Error("what has arrived is not looked at")
+	}
+	if v := p.Question(w.ask(p, "d", "late.example.", "A")); v.Kind != query.Blocked {
+		t.Errorf("with the text: %s", say(v))
+	}
+}
+
+// A tenant has two compilations at a time, whoever else compiles; who waits in vain gives up with his context.
+func TestCompilationsOfTenants(t *testing.T) {
+	var c compiled
+	c.init(1 << 20)
+	for range perTenant {
+		if !c.enter(t.Context(), "a") {
+			t.Fatal("no turn")
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if c.enter(ctx, "a") {
+			t.Error("a third one at a time")
+		}
+	})
+	if !c.enter(t.Context(), "b") {
+		t.Error("another tenant has no turn")
+	}
+	c.leave("b")
+	cancel()
+	wg.Wait()
+	for range perTenant {
+		c.leave("a")
+	}
+	if len(c.tenants) != 0 || len(c.slots) != 0 {
+		t.Errorf("%d tenants and %d turns are left", len(c.tenants), len(c.slots))
+	}
+}
+
+// A million standard users, a tenth of them with rules, ask in random order (-long): what they take beyond their
+// records, and that the budget of compiled rules holds.
+func TestMillionUsers(t *testing.T) {
+	n := 1_000_000
+	if !*long {
+		t.Skip("-long")
+	}
+	w := newWorld(t)
+	w.list("one", 0, "||one.example^\n")
+	w.list("two", 1, "||two.example^\n")
+	w.put(usercache.CatalogueKind, "service/chat", &userv1.Service{Rules: []string{"||chat.example^"}})
+	w.put(usercache.CatalogueKind, "policy/family", &userv1.Policy{Settings: &userv1.Settings{Lists: set("one")}})
+	heap := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	var bytes int64
+	for first := 0; first < n; first += 10_000 {
+		records := map[string]proto.Message{}
+		for i := first; i < first+10_000; i++ {
+			u := &userv1.User{Policy: "family", Settings: &userv1.Settings{Lists: set("one", "two"), Services: set("chat")}}
+			for d := range 3 {
+				u.Devices = append(u.Devices, &userv1.Device{Id: fmt.Sprintf("%07x%d", i, d)})
+			}
+			u.Devices[0].Links = []string{fmt.Sprintf("10.%d.%d.%d", i>>16, i>>8&255, i&255)}
+			if i%10 == 0 {
+				var lines []string
+				for k := range 50 {
+					lines = append(lines, fmt.Sprintf("||r%02d.%07x.example^", k, i))
+				}
+				u.Rules = rules(lines...)
+			}
+			bytes += int64(proto.Size(u))
+			records[fmt.Sprintf("user-%07x", i)] = u
+		}
+		w.putAll(usercache.Users, records)
+	}
+	p := New(Options{Key: w.policy().o.Key, Users: w.cache, Blob: w.get, OwnBytes: 32 << 20})
+	filled := heap()
+	rng := rand.New(rand.NewPCG(3, 4))
+	start, most, blocked := time.Now(), int64(0), 0
+	for k := range n {
+		i := rng.IntN(n)
+		q := w.ask(p, fmt.Sprintf("%07x%d", i, rng.IntN(3)), fmt.Sprintf("r07.%07x.example.", i), "A")
+		v := p.Question(q)
+		if (v.Kind == query.Blocked) != (i%10 == 0) {
+			t.Fatalf("user %d: %s", i, say(v))
+		}
+		if v.Kind == query.Blocked {
+			blocked++
+		}
+		if k%1000 == 0 {
+			held, _ := p.own.use()
+			most = max(most, held)
+		}
+	}
+	held, texts := p.own.use()
+	t.Logf("%d users of %d B a record: heap %d B a user before they ask, %d after; compiled rules hold at most %d of %d B, now %d texts; %d of %d blocked, %v",
+		n, bytes/int64(n), (filled-before)/int64(n), (heap()-before)/int64(n), most, p.o.OwnBytes, texts, blocked, n, time.Since(start))
+	if most > p.o.OwnBytes || held > p.o.OwnBytes {
+		t.Errorf("compiled rules hold %d B of %d", most, p.o.OwnBytes)
+	}
+}
