@@ -48,7 +48,7 @@ func New(o Options) (*Client, error) {
 	if err := os.MkdirAll(o.DataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory of sync state: %w", err)
 	}
-	c := &Client{opts: o, bulk: make(chan struct{}, 1), finished: make(chan struct{})}
+	c := &Client{opts: o, bulk: make(chan struct{}, 1), proposals: newProposals(), finished: make(chan struct{})}
 	c.backoffs = loadBackoffs(filepath.Join(o.DataDir, "backoff.json"), o.Rand, o.Logger)
 	for _, address := range o.Services {
 		s, err := newService(address, &o)
@@ -131,6 +131,7 @@ type Client struct {
 	blobs     *Blobs
 	backoffs  *backoffs
 	bulk      chan struct{} // of size one: held while a ticket is
+	proposals *proposals
 
 	mu       sync.Mutex // guards everything below; held for memory work only
 	stop     context.CancelFunc
@@ -160,6 +161,7 @@ func (c *Client) Run(ctx context.Context) error {
 		running.Go(func() { f.run(ctx) })
 	}
 	running.Go(func() { c.blobs.run(ctx) })
+	running.Go(func() { c.propose(ctx) })
 	running.Wait()
 	for _, s := range c.services {
 		s.close()

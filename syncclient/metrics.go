@@ -13,6 +13,9 @@ type Metrics interface {
 	Repaired(dataset string, buckets int, ok bool)
 	// Failed: following a dataset broke off: unreachable, refused, wrong or other.
 	Failed(dataset, reason string)
+	// Proposed: what became of so many devices that were met: made, there, refused, unreachable, nobody, quota,
+	// dropped.
+	Proposed(outcome string, n int)
 }
 
 type noMetrics struct{}
@@ -22,3 +25,4 @@ func (noMetrics) Applied(string, int)        {}
 func (noMetrics) Diverged(string)            {}
 func (noMetrics) Repaired(string, int, bool) {}
 func (noMetrics) Failed(string, string)      {}
+func (noMetrics) Proposed(string, int)       {}

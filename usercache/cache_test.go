@@ -224,6 +224,26 @@ func TestProfileLayers(t *testing.T) {
 	}
 }
 
+func TestAutoUser(t *testing.T) {
+	c := open(t, Options{})
+	users := begin(t, c.Dataset(Users))
+	device := []*userv1.Device{{Id: "d-1"}}
+	delta(t, users,
+		put("a", &userv1.User{AutoDevices: true}),
+		put("a-b", &userv1.User{}),
+		put("full", &userv1.User{AutoDevices: true, MaxDevices: 1, Devices: device}),
+		put("off", &userv1.User{AutoDevices: true, Disabled: true}),
+	)
+	for id, want := range map[string]string{
+		"a-1": "a", "a-tv-2": "a", "A-1": "a", "a-b-c": "", "a-b": "a", "a": "", "a-": "", "-a": "", "b-1": "", "full-2": "", "off-1": "",
+	} {
+		device, _ := ParseID(id)
+		if user, ok := c.AutoUser(&device); user.String() != want && ok || ok != (want != "") {
+			t.Errorf("%s is of %v, %v; want %q", id, user, ok, want)
+		}
+	}
+}
+
 func TestLookupByAddress(t *testing.T) {
 	c := open(t, Options{})
 	users := begin(t, c.Dataset(Users))

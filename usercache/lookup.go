@@ -289,6 +289,53 @@ func (c *Cache) Credentials(id *DeviceID) (Credentials, bool) {
 	}
 }
 
+// AutoUser returns the user for whom a device of this id, which does not exist, may be made: its id and a hyphen
+// are what the device's id begins with, it has automatic devices, and it may have one more. Of several such users
+// the one with the longest id is meant, whether it has automatic devices or not.
+func (c *Cache) AutoUser(device *DeviceID) (user ID, ok bool) {
+	for n := int(device.n) - 2; n > 0; n-- {
+		if device.b[n] != '-' {
+			continue
+		}
+		c.users.mu.RLock()
+		ordinal, there := c.users.store.FindServing(device.b[:n])
+		r, serving := c.users.store.Serving(ordinal)
+		c.users.mu.RUnlock()
+		if there && serving {
+			user, _ = ParseID(r.Key)
+			ok = r.Flags&flagUnusable == 0 && takesDevice(r.Bytes)
+			r.Release()
+			return user, ok
+		}
+		r.Release()
+	}
+	return ID{}, false
+}
+
+// takesDevice reports whether a user may get one more device by itself.
+func takesDevice(user []byte) bool {
+	auto, disabled, devices, most := false, false, 0, maxDevices
+	for {
+		f, rest, ok := nextField(user)
+		if !ok {
+			return auto && !disabled && devices < most
+		}
+		user = rest
+		switch f.num {
+		case 4:
+			devices++
+		case 5:
+			disabled = f.n != 0
+		case 9:
+			auto = f.n != 0
+		case 10:
+			if most = maxDevices; f.n != 0 {
+				most = int(min(f.n, maxDevices))
+			}
+		}
+	}
+}
+
 // A UserInfo is what is known of a user beyond its settings.
 type UserInfo struct {
 	ID          ID

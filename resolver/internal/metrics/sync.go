@@ -5,7 +5,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // Sync is told of sync as it happens; it satisfies the Metrics of package syncclient. It is safe for
 // concurrent use.
 type Sync struct {
-	bytes, applied, diverged, repaired, buckets, failed *prometheus.CounterVec
+	bytes, applied, diverged, repaired, buckets, failed, proposed *prometheus.CounterVec
 }
 
 func newSync() *Sync {
@@ -19,6 +19,7 @@ func newSync() *Sync {
 		repaired: vec("repairs_total", "Repairs that ended, first transfers among them.", "dataset", "ok"),
 		buckets:  vec("repaired_buckets_total", "Buckets fetched by repairs.", "dataset"),
 		failed:   vec("failures_total", "Times that following a dataset broke off.", "dataset", "reason"),
+		proposed: vec("proposals_total", "Devices that clients named and that did not exist, by what became of them.", "outcome"),
 	}
 	s.bytes.WithLabelValues("watch") // so that a rate begins at its first byte
 	return s
@@ -44,8 +45,11 @@ func (s *Sync) Repaired(dataset string, buckets int, ok bool) {
 // Failed: following a dataset broke off.
 func (s *Sync) Failed(dataset, reason string) { s.failed.WithLabelValues(dataset, reason).Inc() }
 
+// Proposed: so ended n devices that clients named and that did not exist.
+func (s *Sync) Proposed(outcome string, n int) { s.proposed.WithLabelValues(outcome).Add(float64(n)) }
+
 func (s *Sync) each(f func(prometheus.Collector)) {
-	for _, v := range []*prometheus.CounterVec{s.bytes, s.applied, s.diverged, s.repaired, s.buckets, s.failed} {
+	for _, v := range []*prometheus.CounterVec{s.bytes, s.applied, s.diverged, s.repaired, s.buckets, s.failed, s.proposed} {
 		f(v)
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	syncv1 "github.com/sluice-dns/sluice/proto/sync/v1"
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
 	"github.com/sluice-dns/sluice/usercache"
 )
 
@@ -658,4 +659,25 @@ func (s *Server) Segment(req *syncv1.SegmentRequest, stream grpc.ServerStreaming
 		}
 		return stream.Send(m)
 	})
+}
+
+// ProposeDevice makes the device, whoever asks.
+func (s *Server) ProposeDevice(ctx context.Context, req *syncv1.ProposeDeviceRequest) (*syncv1.ProposeDeviceResponse, error) {
+	s.called("propose")
+	if err := s.show(ctx, "propose", req); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	r, ok := s.datasets[string(usercache.Users)].records[req.GetUser()]
+	s.mu.Unlock()
+	u := new(userv1.User)
+	if err := proto.Unmarshal(r.Bytes, u); err != nil || !ok {
+		return nil, status.Errorf(codes.NotFound, "there is no user %q", req.GetUser())
+	}
+	u.Devices = append(u.Devices, &userv1.Device{Id: req.GetDevice(), Automatic: true})
+	b, err := proto.Marshal(u)
+	if err != nil {
+		return nil, err
+	}
+	return &syncv1.ProposeDeviceResponse{Created: true, Revision: s.Commit(usercache.Users, usercache.Change{Key: []byte(req.GetUser()), Bytes: b})}, nil
 }
