@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 	"sync"
@@ -16,9 +17,12 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rpz"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
 )
 
@@ -454,6 +458,211 @@ var rowsA = []limitRow{
 	{"prefetch: the least popularity", "hits; questions sent to refresh", 1, "0", "1", func(t *testing.T, n int) string {
 		return prefetched(t, 100, n, 95*time.Second)
 	}},
+	{"prefetch: refreshed at once", "names near their end that are asked for at once; questions under way to refresh them", 64, "64", "64", prefetchedAtOnce},
+	{"wall clock: stale data is waited for", "tenths of a second until the answer is there, and half a one more; what a client gets that waits for it while there is stale data", 17, "198.51.100.2", "198.51.100.1", func(t *testing.T, n int) string {
+		return beforeStale(t, time.Duration(n)*100*time.Millisecond+50*time.Millisecond)
+	}},
+	{"wall clock: a UDP client under pressure is answered until", "tenths of a second until the answer is there, and half a one more, with most places for waiting queries taken", 18, "120 answered", "0 answered", func(t *testing.T, n int) string {
+		return pressed(t, 120, time.Duration(n)*100*time.Millisecond+50*time.Millisecond)
+	}},
+	{"wall clock: what pressure is", "queries that wait with 200 places, when the answer takes three seconds", 100, "100 answered", "0 answered", func(t *testing.T, n int) string {
+		return pressed(t, n, 3*time.Second)
+	}},
+	{"total upstream queries: a joiner is charged", "fetches of one question at once; queries charged to all of them for one that is sent", 1, "1", "2", func(t *testing.T, n int) (out string) {
+		slowServer(t, func(x *exchange.Exchange, sim *siminternet.Internet, a query.Ask) {
+			var wg sync.WaitGroup
+			charged := make([]int, n)
+			for i := range n {
+				wg.Go(func() {
+					tree := query.NewTree(clock.Elapsed(), query.Budget{})
+					whole := tree.Left()
+					if _, err := x.Ask(context.Background(), tree, a); err != nil {
+						t.Error(err)
+					}
+					charged[i] = whole - tree.Left()
+				})
+			}
+			wg.Wait()
+			sum := 0
+			for _, c := range charged {
+				sum += c
+			}
+			if sent := sentTo(sim); sent != 1 {
+				t.Errorf("%d queries sent, want 1", sent)
+			}
+			out = some(sum)
+		})
+		return out
+	}},
+	{"RPZ import: size", "bytes of a policy zone", rpz.MaxBytes, "taken", "longer than", func(_ *testing.T, n int) string {
+		return importZone(io.LimitReader(comments{}, int64(n)))
+	}},
+	{"RPZ import: time", "seconds that reading takes", 600, "taken", "not read within 10m0s", func(t *testing.T, n int) (out string) {
+		synctest.Test(t, func(t *testing.T) { out = importZone(&slowText{n}) })
+		return out
+	}},
+	{"RPZ import: records outside the zone", "of them; rules made and records dropped", 0, "1 rules, 0 dropped", "1 rules, 1 dropped", func(_ *testing.T, n int) string {
+		text := "bad.example.rpz. CNAME .\n" + strings.Repeat("bad.example.org. CNAME .\n", n)
+		rules, reports, err := rpz.Load([]rpz.Source{{Name: dnsname.MustParse("rpz."), Text: strings.NewReader(text), File: "zone"}}, 1)
+		if err != nil {
+			return err.Error()
+		}
+		if rules.Names(dnsname.MustParse("bad.example.org.")) {
+			return "a record outside the zone is used"
+		}
+		return fmt.Sprintf("%d rules, %d dropped", reports[0].Rules, reports[0].Dropped)
+	}},
+	{"DS parent walk: extra probes", "labels below a signed zone of a name whose data lacks its signature; questions for DS on the way", 8, "8", "8", func(t *testing.T, n int) (out string) {
+		name := strings.Repeat("l.", n-1) + "bare"
+		z := siminternet.Zone{Name: "walk.example.", Servers: []netip.Addr{netip.MustParseAddr(victim1)}, Algorithm: dns.ECDSAP256SHA256,
+			Records: name + " A 198.51.100.1", FaultAt: map[string]siminternet.Fault{name: siminternet.NoSignature}}
+		withRecursor(t, zones{z}, "", nil, func(r *recursor) {
+			if got := r.outcome(name+".walk.example.", dns.TypeA); !strings.HasPrefix(got, "SERVFAIL") {
+				t.Error(got)
+			}
+			asked := map[string]bool{}
+			for _, e := range r.sim.Log() {
+				if e.Type == dns.TypeDS && dns.IsSubDomain("walk.example.", e.Name) && !strings.EqualFold(e.Name, "walk.example.") {
+					asked[strings.ToLower(e.Name)] = true
+				}
+			}
+			out = some(len(asked))
+		})
+		return out
+	}},
+}
+
+// A comments is the text of comments without end.
+type comments struct{}
+
+func (comments) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = 'x'
+	}
+	if len(p) > 0 {
+		p[0], p[len(p)-1] = ';', '\n'
+	}
+	return len(p), nil
+}
+
+// A slowText is of comments, each of which takes a second to be read.
+type slowText struct{ left int }
+
+func (s *slowText) Read(p []byte) (int, error) {
+	if s.left == 0 {
+		return 0, io.EOF
+	}
+	s.left--
+	time.Sleep(time.Second)
+	return copy(p, ";\n"), nil
+}
+
+// importZone reads a policy zone and says why it cannot be used.
+func importZone(text io.Reader) string {
+	err := resolver.CheckPolicyZone(resolver.PolicyZone{Name: dnsname.MustParse("rpz."), File: "zone", Open: func() (io.ReadCloser, error) { return io.NopCloser(text), nil }})
+	if err == nil {
+		return "taken"
+	}
+	for _, known := range []string{"longer than", "not read within 10m0s"} {
+		if strings.Contains(err.Error(), known) {
+			return known
+		}
+	}
+	return err.Error()
+}
+
+// prefetchedAtOnce makes n names due for a refresh, asks for all of them, and counts the questions that are then
+// under way.
+func prefetchedAtOnce(t *testing.T, n int) (out string) {
+	var all zones // one for each name, so that no bound of a server is met first
+	for i, a := range addressesOf(n) {
+		all = append(all, zoneAt(fmt.Sprintf("pre%d.lab.", i), a.String(), "www 100 A 198.51.100.1"))
+	}
+	assault(t, all, nil, func(l *lab) {
+		ask := func() {
+			for i := range n {
+				l.must(fmt.Sprintf("www.pre%d.lab.", i), dns.TypeA)
+			}
+		}
+		begun := time.Now()
+		ask()
+		ask()
+		ask()
+		for _, a := range addressesOf(n) {
+			l.behave(a.String(), siminternet.Behaviour{Silent: true})
+		}
+		time.Sleep(95*time.Second - time.Since(begun))
+		l.sim.ResetLog()
+		ask()
+		synctest.Wait()
+		names := map[string]bool{}
+		for _, e := range l.sim.Log() {
+			names[strings.ToLower(e.Name)] = true
+		}
+		out = some(len(names))
+	})
+	return out
+}
+
+// beforeStale asks for a name whose data has ended, when its server takes d to give three answers in a row, and
+// returns the address that the client gets: that of the stale data ends in 1.
+func beforeStale(t *testing.T, d time.Duration) (out string) {
+	assault(t, zones{zoneAt("stale.lab.", victim1, "")}, stale(1800*time.Millisecond), func(l *lab) {
+		address, delay := "198.51.100.1", time.Duration(0)
+		l.hook(victim1, func(q siminternet.Query) *siminternet.Reply {
+			name, _ := asked(q)
+			r := say(q, true, 0, name+" 10 CNAME x"+name, "", "")
+			if strings.HasPrefix(name, "xx") {
+				r = say(q, true, 0, name+" 10 A "+address, "", "")
+			}
+			r.Delay = delay / 3
+			return r
+		})
+		l.must("w.stale.lab.", dns.TypeA)
+		time.Sleep(time.Minute)
+		address, delay = "198.51.100.2", d
+		m, err := l.exchangeFor("tcp", new(dns.Msg).SetQuestion("w.stale.lab.", dns.TypeA), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = m.Answer[len(m.Answer)-1].(*dns.A).A.String()
+	})
+	return out
+}
+
+// pressed has n clients wait over UDP for one answer that takes d, at a resolver with 200 places for waiting queries,
+// and counts those that get it.
+func pressed(t *testing.T, n int, d time.Duration) (out string) {
+	slowly(t, 0, limited(map[string]int64{"in_flight": 20}), func(l *lab) {
+		l.hook(victim1, func(q siminternet.Query) *siminternet.Reply {
+			name, _ := asked(q)
+			r := say(q, true, 0, name+" CNAME x"+name, "", "")
+			if strings.HasPrefix(name, "xx") {
+				r = say(q, true, 0, name+" A 198.51.100.1", "", "")
+			}
+			r.Delay = d / 3
+			return r
+		})
+		out = fmt.Sprintf("%d answered", crowd(l, n, func(int) string { return "w.slow.lab." }, dns.RcodeSuccess, nil))
+	})
+	return out
+}
+
+// slowServer runs f with an exchange and a question whose server takes a tenth of a second.
+func slowServer(t *testing.T, f func(x *exchange.Exchange, sim *siminternet.Internet, a query.Ask)) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := newInternet(t, zones{zoneAt("leaf.lab.", victim1, "www A 198.51.100.1")})
+		network := siminternet.NewNetwork()
+		defer network.Close()
+		if err := sim.Attach(network); err != nil {
+			t.Fatal(err)
+		}
+		defer sim.Close()
+		sim.SetBehaviour(netip.MustParseAddr(victim1), siminternet.Behaviour{Delay: 100 * time.Millisecond})
+		x := exchange.New(exchange.Options{Transport: resolver.Dialing(network.Dial)})
+		defer x.Close()
+		f(x, sim, query.Ask{Server: netip.AddrPortFrom(netip.MustParseAddr(victim1), 53), Name: dnsname.MustParse("www.leaf.lab."), Type: dns.TypeA, Class: 1, Timeout: time.Second})
+	})
 }
 
 var refusing = zoneAt("refused.lab.", "192.0.2.77", "")

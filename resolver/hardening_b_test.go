@@ -2,20 +2,28 @@ package resolver_test
 
 import (
 	"bytes"
+	"context"
 	"crypto"
 	"encoding/base64"
 	"errors"
 	"fmt"
+	mrand "math/rand/v2"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/validator/denial/denialtest"
 	"github.com/sluice-dns/sluice/resolver/internal/validator/rrsig"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
 )
@@ -232,6 +240,86 @@ var rowsB = []limitRow{
 		}
 		return "taken"
 	}},
+	{"canonicalisation: bytes that are signed", "bytes, of one record and its signature's head", rrsig.MaxInput, rrsig.ErrSignature.Error(), rrsig.ErrSize.Error(), func(t *testing.T, n int) string {
+		s := newSigner("b.lab.")
+		rdata := func(rr dns.RR) []byte {
+			b := make([]byte, 512)
+			l, err := dns.PackRR(rr, b, 0, nil, false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b[len(s.zone)+1+10 : l] // behind the owner, type, class, TTL and length
+		}
+		fake := rdata(falseBy(s, records("b.lab. TYPE65280 \\# 0"), 0))
+		sig, ok := rrsig.ParseSig(fake)
+		if !ok {
+			t.Fatal("no signature")
+		}
+		set := query.RRset{Name: dnsname.MustParse("b.lab."), Type: 65280, Class: dnswire.ClassIN}
+		head := len(fake) - 64 // without the signature itself (RFC 4034 section 3.1.8.1)
+		set.Data = query.AppendRData(nil, make([]byte, n-head-len(set.Name)-10))
+		var v rrsig.Verifier
+		if err := v.Load(&set); err != nil {
+			return err.Error()
+		}
+		return v.Verify(&sig, rrsig.ParseKey(rdata(s.ksk))).Error()
+	}},
+	{"KeyTrap: verifications at once", "answers that are validated at once; whether no more were than half the processors", max(1, runtime.NumCPU()/2), "true", "true", func(t *testing.T, n int) (out string) {
+		withRecursor(t, nil, "", nil, func(r *recursor) {
+			names := []string{"www.ecdsa.com.", "www.ed25519.example.", "www.rsa.com.", "www.secure.example.", "www.org.", "www.com.", "www.example."}
+			var wg sync.WaitGroup
+			for range 4 * n {
+				for _, name := range names {
+					wg.Go(func() {
+						tree := query.NewTree(clock.Elapsed(), query.Budget{})
+						if u, err := r.iterator.Resolve(context.Background(), tree, question(name, dns.TypeA)); err == nil {
+							r.validator.Validate(context.Background(), tree, &u, clock.Elapsed())
+						}
+					})
+				}
+			}
+			wg.Wait()
+			s := r.validator.Stats()
+			if s.Verified == 0 || s.Peak == 0 || s.Places != max(1, runtime.NumCPU()/2) {
+				t.Errorf("%+v", s)
+			}
+			out = fmt.Sprint(s.Peak <= max(1, runtime.NumCPU()/2))
+		})
+		return out
+	}},
+	{"aggressive NSEC3: hashes of one lookup", "labels below the zone; the apex and the wildcard are hashed too", 14, "denied", "unknown", func(t *testing.T, n int) string {
+		c := denialcache.New(denialcache.Options{})
+		z := denialtest.New(mrand.New(mrand.NewPCG(0, 0)), 1)
+		for seed := uint64(1); !z.NSEC3 || z.OptOut; seed++ {
+			z = denialtest.New(mrand.New(mrand.NewPCG(seed, 0)), 1)
+		}
+		now := clock.Instant(1000 * time.Second)
+		c.Put(0, dnsname.MustParse("z."), soaOf("z."), z.Chain, now)
+		if d := c.Find(0, dnsname.MustParse(strings.Repeat("q.", n)+"z."), dns.TypeA, now); d.Kind == denialcache.NXDomain {
+			return "denied"
+		}
+		return "unknown"
+	}},
+	{"ANY: RRsets of an answer", "RRsets at the name; how many are given", 1, "1", "1", func(t *testing.T, n int) (out string) {
+		all := []string{"www A 198.51.100.1", "www AAAA 2001:db8::1"}
+		assault(t, zones{zoneAt("any.lab.", victim1, strings.Join(all[:n], "\n"))}, nil, func(l *lab) {
+			for _, typ := range []uint16{dns.TypeA, dns.TypeAAAA} {
+				l.must("www.any.lab.", typ)
+			}
+			types := map[uint16]bool{}
+			for _, rr := range l.must("www.any.lab.", dns.TypeANY).Answer {
+				types[rr.Header().Rrtype] = true
+			}
+			out = some(len(types))
+		})
+		return out
+	}},
+}
+
+// soaOf is the SOA RRset of a zone.
+func soaOf(zone string) query.RRset {
+	n := dnsname.MustParse(zone)
+	return query.RRset{Name: n, Type: dnswire.TypeSOA, Class: dnswire.ClassIN, TTL: 60, Data: query.AppendRData(nil, append([]byte(n+n), append(make([]byte, 19), 60)...)), Status: query.Secure}
 }
 
 func charged(n int, spend func() error) string {

@@ -10,12 +10,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
 
-	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/answercache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -154,6 +152,60 @@ func entry(n int) string {
 	return "nothing"
 }
 
+// askAtOnce asks n questions at once and waits for all answers.
+func askAtOnce(t *testing.T, x *exchange.Exchange, n int, ask func(i int) query.Ask) {
+	var wg sync.WaitGroup
+	for i := range n {
+		a := ask(i)
+		wg.Go(func() {
+			if _, err := x.Ask(context.Background(), query.NewTree(clock.Elapsed(), query.Budget{}), a); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// portsOf asks a real server n different questions over real sockets, of which it answers none until all have come,
+// and counts the ports they came from.
+func portsOf(t *testing.T, n int) int {
+	server, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ports := map[netip.AddrPort][]byte{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for range n {
+			l, from, err := server.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			buf[2] |= 0x80
+			ports[from] = append([]byte(nil), buf[:l]...)
+		}
+		for to, b := range ports {
+			server.WriteToUDPAddrPort(b, to)
+		}
+	}()
+	transport, err := exchange.NewSockets(exchange.SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := exchange.New(exchange.Options{Transport: transport})
+	defer x.Close()
+	askAtOnce(t, x, n, func(i int) query.Ask {
+		return query.Ask{
+			Server: server.LocalAddr().(*net.UDPAddr).AddrPort(), Name: dnsname.MustParse(fmt.Sprintf("w%d.example.", i)), Type: dns.TypeA, Class: 1, NoEDNS: true, Timeout: 10 * time.Second,
+		}
+	})
+	server.Close()
+	<-done
+	return len(ports)
+}
+
 var rowsC = []limitRow{
 	{"Kaminsky: bits of the port", "bits", 15, "true", "false", func(t *testing.T, n int) string {
 		_, ports := drawn()
@@ -168,30 +220,24 @@ var rowsC = []limitRow{
 		return some(bits.OnesCount16(ones & zeros))
 	}},
 	{"birthday: the same question outstanding at a server", "resolutions that want it at once; sent", 1, "1", "1", func(t *testing.T, n int) (out string) {
-		synctest.Test(t, func(t *testing.T) {
-			sim := newInternet(t, zones{zoneAt("leaf.lab.", victim1, "www A 198.51.100.1")})
-			network := siminternet.NewNetwork()
-			defer network.Close()
-			if err := sim.Attach(network); err != nil {
-				t.Fatal(err)
-			}
-			defer sim.Close()
-			sim.SetBehaviour(netip.MustParseAddr(victim1), siminternet.Behaviour{Delay: 100 * time.Millisecond})
-			x := exchange.New(exchange.Options{Transport: resolver.Dialing(network.Dial)})
-			defer x.Close()
-			var wg sync.WaitGroup
-			for range n {
-				wg.Go(func() {
-					a := query.Ask{Server: netip.AddrPortFrom(netip.MustParseAddr(victim1), 53), Name: dnsname.MustParse("www.leaf.lab."), Type: dns.TypeA, Class: 1, Timeout: time.Second}
-					if _, err := x.Ask(context.Background(), query.NewTree(clock.Elapsed(), query.Budget{}), a); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
+		slowServer(t, func(x *exchange.Exchange, sim *siminternet.Internet, a query.Ask) {
+			askAtOnce(t, x, n, func(int) query.Ask { return a })
 			out = some(sentTo(sim))
 		})
 		return out
+	}},
+	{"birthday: the same question outstanding for a client subnet", "subnets, each of which two resolutions want it for; sent", 1, "1", "2", func(t *testing.T, n int) (out string) {
+		slowServer(t, func(x *exchange.Exchange, sim *siminternet.Internet, a query.Ask) {
+			askAtOnce(t, x, 2*n, func(i int) query.Ask {
+				a.Subnet = query.Subnet{Family: 1, Bits: 24, Addr: [16]byte{192, 0, byte(i / 2)}}
+				return a
+			})
+			out = some(sentTo(sim))
+		})
+		return out
+	}},
+	{"side channels: questions outstanding at one socket", "questions to a server at once; ports that they come from", 1, "1", "2", func(t *testing.T, n int) string {
+		return some(portsOf(t, n))
 	}},
 	{"near misses: false packets before TCP", "packets of a wrong ID before the right response; questions over TCP", 0, "0", "1", func(t *testing.T, n int) (out string) {
 		assault(t, zones{zoneAt("leaf.lab.", victim1, "www A 198.51.100.1")}, nil, func(l *lab) {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -56,7 +57,7 @@ func loadPolicyZones(zones []PolicyZone, log *slog.Logger) (_ *rpz.Rules, err er
 			return nil, fmt.Errorf("policy zone %v: %w", z.Name, e)
 		}
 		defer func() { err = errors.Join(err, text.Close()) }()
-		sources = append(sources, rpz.Source{Name: z.Name, Text: text, File: z.File, Action: z.Action, Target: z.Target})
+		sources = append(sources, rpz.Source{Name: z.Name, Text: &timed{Reader: text}, File: z.File, Action: z.Action, Target: z.Target})
 	}
 	rules, reports, err := rpz.Load(sources, policy.WhyPolicyZone)
 	if err != nil {
@@ -69,6 +70,27 @@ func loadPolicyZones(zones []PolicyZone, log *slog.Logger) (_ *rpz.Rules, err er
 		}
 	}
 	return rules, nil
+}
+
+// policyZoneTime is how long a policy zone may take to be read (hardening A: hostile zone imports).
+const policyZoneTime = 10 * time.Minute
+
+// timed reads for policyZoneTime and then fails.
+type timed struct {
+	io.Reader
+	begun bool
+	until clock.Instant
+}
+
+func (t *timed) Read(p []byte) (int, error) {
+	if !t.begun {
+		t.begun, t.until = true, clock.Elapsed().Add(policyZoneTime)
+	}
+	n, err := t.Reader.Read(p)
+	if clock.Elapsed() > t.until {
+		return 0, fmt.Errorf("it was not read within %v", policyZoneTime)
+	}
+	return n, err
 }
 
 // policyZones gives the rules what they need to know of a query.

@@ -182,7 +182,11 @@ func (r *run) verify(s *query.RRset, z *zone, keys []*rrsig.Key) (verdict, error
 				if err = r.enter(); err != nil {
 					return verdict{}, err
 				}
-				err = c.verifier.Verify(&sig, k)
+				if err = c.verifier.Verify(&sig, k); err == nil {
+					r.v.count.verified.Add(1)
+				} else {
+					r.v.count.failed.Add(1)
+				}
 				<-r.v.pool
 			default: // a broken key costs what a failed verification does (CVE-2025-8677)
 				err = k.Err()
@@ -227,6 +231,7 @@ func (v *Validator) accepts(algorithm uint8) bool { return v.o.SHA1 || !rrsig.Us
 func (r *run) enter() error {
 	select {
 	case r.v.pool <- struct{}{}:
+		r.v.count.entered(len(r.v.pool))
 		return nil
 	case <-r.ctx.Done():
 		return &Failure{Code: edeOther, Text: "validation given up: " + r.ctx.Err().Error(), err: r.ctx.Err()}

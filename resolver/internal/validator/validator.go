@@ -128,6 +128,7 @@ type Validator struct {
 	zones    zoneTable
 	bogus    bogusTable
 	proofs   proofTable
+	count    counters
 	insecure atomic.Pointer[map[dnsname.Name]time.Time]
 	alive    sync.Map // the names of trust anchors whose zones have shown their keys since New
 }
@@ -254,9 +255,11 @@ func (v *Validator) Validate(ctx context.Context, tree *query.Tree, u *query.Unv
 		status, why, err := r.answer(u)
 		cryptographies.Put(r.crypto)
 		if err != nil {
+			v.count.unfinished.Add(1)
 			return settled.Entry{}, err
 		}
 		if status != query.Bogus {
+			v.count.answers[status].Add(1)
 			if status == query.Secure {
 				if err := v.sentinel(&u.Question); err != nil {
 					return settled.Entry{}, err
@@ -274,12 +277,14 @@ func (v *Validator) Validate(ctx context.Context, tree *query.Tree, u *query.Unv
 		again, err := v.o.Fetch.Again(ctx, tree, u.Question, avoid)
 		if err != nil {
 			if ended(err) {
+				v.count.unfinished.Add(1)
 				return settled.Entry{}, &Failure{Code: first.ede, Text: first.text, err: err}
 			}
 			break // nobody else to ask
 		}
 		u, now = &again, clock.Elapsed()
 	}
+	v.count.answers[query.Bogus].Add(1)
 	if !first.zone { // of a zone without keys its own entry remembers it, for as long as the cause is worth
 		q := &u.Question
 		v.bogus.put(bogusKey{q.Name, q.Type, q.View, q.Subnet}, first, now.Add(bogusFor), epoch, now)
