@@ -20,6 +20,7 @@ type record struct {
 	abilities   Abilities
 	lackedUntil [numLack]clock.Instant
 	strikes     [numLack]uint8
+	ednsUntil   clock.Instant // how long abilities.EDNS is believed
 
 	lame [maxLame]lameness // a ring
 	next int
@@ -74,6 +75,7 @@ func (s *Selector) Able(now clock.Instant, server netip.AddrPort, l Lack) {
 		r.abilities.Doubted = r.strikes[LackOptions] > 0
 		if l == LackEDNS {
 			r.abilities.EDNS = true
+			r.ednsUntil = now.Add(lackFor)
 		}
 	})
 }
@@ -91,8 +93,12 @@ func (r *record) ability(l Lack) *bool {
 	}
 }
 
-// expire ends lacks that are to be tried again.
+// expire ends lacks that are to be tried again, and the belief in EDNS, which the next answer with EDNS renews: what
+// stands at an address may be replaced by something older.
 func (r *record) expire(now clock.Instant) {
+	if r.abilities.EDNS && !now.Before(r.ednsUntil) {
+		r.abilities.EDNS = false
+	}
 	for l := range numLack {
 		if b := r.ability(l); *b && !now.Before(r.lackedUntil[l]) {
 			*b, r.strikes[l] = false, 0

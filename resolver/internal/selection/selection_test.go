@@ -271,3 +271,24 @@ func FuzzSelector(f *testing.F) {
 		}
 	})
 }
+
+// That a server understands EDNS is believed for an hour after it last showed it, so that one which was replaced by
+// something older is not asked in vain for ever.
+func TestEDNSIsNotForEver(t *testing.T) {
+	s := New(Options{})
+	who := netip.MustParseAddrPort("192.0.2.1:53")
+	knows := func(now clock.Instant) bool {
+		c, ok := s.Pick(now, dnsname.Root, []netip.AddrPort{who}, nil)
+		return ok && c.EDNS
+	}
+	now := clock.Instant(time.Hour)
+	if s.Able(now, who, LackEDNS); !knows(now.Add(lackFor - time.Second)) {
+		t.Error("forgotten too early")
+	}
+	if knows(now.Add(lackFor)) {
+		t.Error("still believed")
+	}
+	if s.Able(now.Add(lackFor), who, LackEDNS); !knows(now.Add(2*lackFor - time.Second)) {
+		t.Error("not renewed")
+	}
+}

@@ -19,7 +19,9 @@ import (
 // denied judges the denial of u, which is about name, and returns the sets that belong into the answer.
 func (r *run) denied(u *query.Unvalidated, name dnsname.Name) (verdict, []query.RRset, error) {
 	soa, judged := findDenial(u, name)
-	if judged != query.Unchecked { // out of the cache
+	// Out of the cache a denial comes with its SOA record, except one of DS records. Without it, records that are
+	// Secure may prove something of an alias before, and say nothing of name.
+	if judged != query.Unchecked && (soa != nil || u.Question.Type == dnswire.TypeDS && judged != query.Secure) {
 		vd := verdict{status: judged, why: reason{ede: query.NoEDE}}
 		if judged == query.Bogus {
 			vd.why = because(edeBogus, "the denial of %v was found bogus a moment ago", name)
