@@ -43,7 +43,7 @@ var allowed = map[string][]string{
 	"/usercache/internal/pagewalk": nil,
 	"/usercache/internal/store":    {"/usercache/internal/offheap"},
 
-	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
+	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "ecs", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
 		"query/settled", "rebinding", "render", "rpz", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
@@ -83,6 +83,7 @@ var allowed = map[string][]string{
 	"render":    {"/resolver/clock", "dns64", "dnsname", "dnswire", "query", "rebinding"},
 	"cookie":    {"query"},
 	"dns64":     {"dnsname", "dnswire", "query"},
+	"ecs":       {"dnsname", "dnswire", "query", "/usercache"},
 	"rpz":       {"dnsname", "dnswire", "query"},
 	"rebinding": {"dnsname", "dnswire", "query"},
 	"pipeline":  {"/resolver/clock", "crew", "dnsname", "dnswire", "query", "query/settled"},

@@ -8,8 +8,10 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/ecs"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 	"github.com/sluice-dns/sluice/resolver/internal/validator"
 	"github.com/sluice-dns/sluice/resolver/internal/validator/trustanchor"
 )
@@ -65,6 +67,9 @@ func (e *engine) newValidator(o *Options) (*validator.Validator, error) {
 		return nil, err
 	}
 	vo.Fetch, vo.Cache, vo.Anchors = e.iterator, e.rrsets, e.anchors
+	if e.subnets != nil {
+		vo.Cache = subnetCache{e.rrsets, e.subnets}
+	}
 	vo.Skew, vo.SHA1 = d.Skew, d.SHA1
 	if e.denials != nil {
 		vo.Denials = e.denials
@@ -73,6 +78,27 @@ func (e *engine) newValidator(o *Options) (*validator.Validator, error) {
 		vo.Insecure = append(vo.Insecure, validator.Insecure{Name: n})
 	}
 	return validator.New(vo), nil
+}
+
+// A subnetCache is the cache of RRsets to the validator of questions with subnets: names of zones that are not told
+// of subnets have their data where the iterator keeps it.
+type subnetCache struct {
+	*rrcache.Cache
+	subnets *ecs.Policy
+}
+
+func (c subnetCache) SetStatus(view query.View, subnet query.Subnet, set query.RRset, now clock.Instant) bool {
+	if !c.subnets.Told(set.Name) {
+		subnet = query.Subnet{}
+	}
+	return c.Cache.SetStatus(view, subnet, set, now)
+}
+
+func (c subnetCache) PutNegative(k rrcache.Key, kind rrcache.Kind, soa query.RRset, proof []query.RRset, status query.Status, now clock.Instant) bool {
+	if !c.subnets.Told(k.Name) {
+		k.Subnet = query.Subnet{}
+	}
+	return c.Cache.PutNegative(k, kind, soa, proof, status, now)
 }
 
 // runAnchors keeps the trust anchors current until ctx ends.

@@ -13,6 +13,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/answercache"
 	"github.com/sluice-dns/sluice/resolver/internal/denialcache"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/ecs"
 	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
@@ -42,6 +43,9 @@ type RecursionOptions struct {
 	LooseGlue         bool
 	UDPSize           uint16
 	Zones             []Zone
+	// ECS says which zones' servers are told the networks of clients (RFC 7871); the zero value tells nobody. Its Relays
+	// are those of IdentifyOptions.
+	ECS ECSOptions
 	// UpstreamTLS is what DoT and DoH connections to resolvers of forward zones start from; nil means the
 	// system's roots.
 	UpstreamTLS *tls.Config
@@ -57,6 +61,8 @@ type (
 	Minimise  = iterator.Minimise
 	Transport = exchange.Transport
 	Name      = dnsname.Name
+	// ECSOptions say which zones are told of clients' networks, and how much.
+	ECSOptions = ecs.Options
 )
 
 // QNAME minimisation modes, and what else callers need to fill in Options.
@@ -98,6 +104,7 @@ type engine struct {
 	iterator *iterator.Iterator
 	zones    *zones
 	validate *validator.Validator
+	subnets  *ecs.Policy        // nil: nobody is told of clients' networks
 	anchors  *trustanchor.Store // nil: nothing is validated
 	staleTTL uint32             // seconds; 0: nothing stale is given
 	judges   bool               // answers are validated
@@ -161,18 +168,27 @@ func newEngine(o *Options) (*engine, error) {
 		never = []netip.Prefix{} // none, rather than the iterator's default
 	}
 	denied := e.newDenials(o)
+	about := o.Recursion.ECS
+	about.Relays = o.Identify.Relays
+	var err error
+	if e.subnets, err = ecs.New(about); err != nil {
+		return nil, fmt.Errorf("client subnets: %w", err)
+	}
+	var told func(Name) bool
+	if e.subnets != nil {
+		told = e.subnets.Told
+	}
 	e.iterator = iterator.New(iterator.Options{
 		RRsets: e.rrsets, Servers: e.servers, Exchange: e.exchange,
 		Hints: hints, Prime: o.Recursion.Prime, PrimeOnce: o.Recursion.PrimeOnce,
 		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
 		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
-		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Denied: denied,
+		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Denied: denied, Told: told,
 	})
 	e.zones = newZones(e, transport, o.Recursion.UpstreamTLS)
 	if err := e.zones.set(o.Recursion.Zones); err != nil {
 		return nil, err
 	}
-	var err error
 	if e.validate, err = e.newValidator(o); err != nil {
 		return nil, err
 	}

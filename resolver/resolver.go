@@ -277,6 +277,9 @@ func New(o Options) (_ *Resolver, err error) {
 		}
 		path.Zones = &policyZones{rules, r.engine.rrsets}
 	}
+	if r.engine.subnets != nil {
+		path.Subnets, shape.Subnets = r.engine.subnets, true
+	}
 	path.Render = render.New(shape)
 	r.path = pipeline.New(r.ctx, path)
 	r.live = newLiveLimits(o.Limits)

@@ -190,6 +190,11 @@ func (c *Sluice) checkUpstreams(d *decoder) {
 			d.fault(fmt.Sprintf("recursion.outgoing[%d]", i), a.String()+" is of a family that is switched off", "remove it, or set recursion.ipv4 or recursion.ipv6 to true")
 		}
 	}
+	for i, z := range r.ECS.Zones {
+		if strings.Count(strings.TrimSuffix(z, "."), ".") == 0 {
+			d.fault(fmt.Sprintf("recursion.ecs.zones[%d]", i), z+" is the root or a top-level domain, whose servers are never told of clients", "the zones that answer by network")
+		}
+	}
 	listeners := c.listeners()
 	zones := map[[2]string]string{} // view and name -> key
 	once := func(key, view, name string) {

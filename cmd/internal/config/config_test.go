@@ -220,6 +220,8 @@ func TestFaults(t *testing.T) {
 		{"listen: {doh: ['127.0.0.1:443'], doq: ['127.0.0.1:443'], http3: true}", []string{
 			"1:15: listen.doh: |certificate", "1:39: listen.doq: |certificate", "1:40: listen.doq[0]: |taken by listen.doh[0]"}},
 		{"recursion: {ipv4: false, ipv6: false}", []string{"1:19: recursion.ipv4: |both false"}},
+		{"recursion: {ecs: {zones: [com]}}", []string{"1:27: recursion.ecs.zones[0]: |top-level domain"}},
+		{"recursion: {ecs: {zones: [cdn.example.], ipv4: 33}}", []string{"1:48: recursion.ecs.ipv4: |32"}},
 		{"recursion: {ipv6: false, outgoing: ['::1']}", []string{"1:37: recursion.outgoing[0]: |family"}},
 		{"cache: {min_ttl: 2h, max_ttl: 1h}", []string{"1:18: cache.min_ttl: |more than max_ttl 1h0m0s"}},
 		{"cache: {min_ttl: 48h}", []string{"1:18: cache.min_ttl: |more than max_ttl 24h"}},

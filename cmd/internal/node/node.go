@@ -288,6 +288,15 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 	if o.DNSSEC, err = dnssecOptions(c); err != nil {
 		return nil, err
 	}
+	ecs := &c.Recursion.ECS
+	o.Recursion.ECS.IPv4, o.Recursion.ECS.IPv6 = uint8(ecs.IPv4), uint8(ecs.IPv6)
+	for _, z := range ecs.Zones {
+		name, err := resolver.ParseName(z)
+		if err != nil {
+			return nil, fmt.Errorf("recursion.ecs.zones: %w", err)
+		}
+		o.Recursion.ECS.Zones = append(o.Recursion.ECS.Zones, name)
+	}
 	if f := c.Recursion.RootHintsFile; f != "" {
 		text, err := os.ReadFile(f)
 		if err != nil {

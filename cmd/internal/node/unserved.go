@@ -17,7 +17,6 @@ func Unserved(c *config.Sluice) (faults []config.Fault) {
 	}
 	add(len(c.Listen.DoQ) > 0, "listen.doq", "serves no DoQ", "[]")
 	add(c.Listen.HTTP3, "listen.http3", "serves no HTTP/3", "false")
-	add(len(c.Recursion.ECS.Zones) > 0, "recursion.ecs.zones", "sends no client subnets", "[]")
 	add(!c.Users.PeerListen.Off(), "users.peer_listen", "serves no segments to siblings", `""`)
 	if e := c.Users.ServiceListen; len(c.Users.Services) == 0 && !e.Off() {
 		add(!e.Local(), "users.service_listen", "offers a standalone resolver's service without TLS", "a loopback address or unix:PATH")

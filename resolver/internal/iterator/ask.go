@@ -296,8 +296,7 @@ func (s *step) send(a *attempt) {
 		NoEDNS:   a.noEDNS, NoOptions: a.noOptions, UDPSize: o.UDPSize, TCP: a.tcp,
 		Timeout: min(a.patience+lateness, left),
 	}
-	// Neither the root nor a top-level domain has answers for one subnet alone; they learn nothing of clients.
-	if !s.minimised && s.z.name.Labels() >= 2 || s.z.static {
+	if !s.minimised && s.r.tells(s.z.name) { // servers learn of a client's network with the whole question, or not at all
 		ask.Subnet = s.r.q.Subnet
 	}
 	s.drop(a)

@@ -36,8 +36,12 @@ func (r *run) forward(z *cut, name dnsname.Name, typ uint16) (response, error) {
 		left = min(left, forwardFirst)
 	}
 	o := &r.it.opts
+	var subnet query.Subnet
+	if r.tells(z.name) { // not for being in the way to a listed zone
+		subnet = r.q.Subnet
+	}
 	reply, from, err := z.pool.Forward(r.ctx, r.tree, query.Ask{
-		Name: name, Type: typ, Class: dnswire.ClassIN, Subnet: r.q.Subnet,
+		Name: name, Type: typ, Class: dnswire.ClassIN, Subnet: subnet,
 		Case0x20: !o.NoCase0x20 && !r.secureZone(z.name), UDPSize: o.UDPSize, Timeout: left,
 	}, r.avoid)
 	r.now = clock.Elapsed()

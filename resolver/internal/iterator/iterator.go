@@ -101,6 +101,10 @@ type Options struct {
 	// Denied says what follows for a question from proofs seen before (RFC 8198). Nil: nothing.
 	Denied func(view query.View, name dnsname.Name, typ uint16, now clock.Instant) denialcache.Denial
 
+	// Told says whether the servers of a zone are told the subnet of a question (RFC 7871), and whether the names in it
+	// may have data for one subnet alone. Nil: nobody is told.
+	Told func(zone dnsname.Name) bool
+
 	// Zones are the stub and forward zones of all views.
 	Zones []Zone
 }
@@ -405,8 +409,8 @@ func (r *run) atZone(z *cut, name dnsname.Name, typ uint16) (response, error) {
 			res, err := r.ask(z, name, typ, false)
 			if err == nil && res.kind != kindReferral {
 				r.keep(z, &res, typ, res.subnet)
-				if res.subnet != r.q.Subnet { // it holds for everybody, those who are asked about here too
-					r.keep(z, &res, typ, r.q.Subnet)
+				if res.subnet.Family == 0 && r.tells(name) { // it holds for everybody, those who are asked about here too
+					r.keep(z, &res, typ, query.Subnet{Family: r.q.Subnet.Family})
 				}
 				if fallback && res.kind != kindNXDomain {
 					r.it.broken.failed(z.name, "", r.now, brokenBackoff)

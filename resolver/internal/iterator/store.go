@@ -14,9 +14,10 @@ import (
 
 // This file is all that is read from and written to the cache of RRsets.
 //
-// With a client subnet in the question, answers are looked for under that subnet alone, and kept there; an
-// answer whose scope is 0 holds for everybody and is kept for everybody too (RFC 7871 section 7.3).
-// Delegations and addresses of servers know no subnet.
+// With a client subnet in the question, answers of zones that are told of it are kept under that subnet, or, if their
+// scope is 0 or they came without one, for all networks of the family and for those who have no subnet (RFC 7871
+// section 7.3). They are looked for in both places: what was answered to somebody without a subnet may be meant for
+// where we are, and is for nobody else. Names of other zones, delegations and addresses of servers know no subnet.
 
 func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
 	s, found := r.look(name, typ, query.Subnet{})
@@ -39,6 +40,23 @@ func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RR
 	return s, found
 }
 
+// tells reports whether the servers of a zone are told the question's subnet.
+func (r *run) tells(zone dnsname.Name) bool {
+	return r.q.Subnet.Family != 0 && r.it.opts.Told != nil && r.it.opts.Told(zone)
+}
+
+// find is look for the answer to a client.
+func (r *run) find(name dnsname.Name, typ uint16) (query.RRset, rrcache.Found) {
+	if !r.tells(name) {
+		return r.look(name, typ, query.Subnet{})
+	}
+	s, found := r.look(name, typ, r.q.Subnet)
+	if !found.OK {
+		return r.look(name, typ, query.Subnet{Family: r.q.Subnet.Family})
+	}
+	return s, found
+}
+
 // answers reports whether a set may be given to clients: glue may not.
 func answers(s *query.RRset) bool { return s.Rank >= query.RankNonAuth }
 
@@ -47,7 +65,7 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 	if typ == dnswire.TypeANY {
 		return r.cachedAny(name)
 	}
-	s, found := r.look(name, typ, r.q.Subnet)
+	s, found := r.find(name, typ)
 	if found.OK {
 		if n := &found.Negative; n.Kind != rrcache.NoKind {
 			if typ == dnswire.TypeDS && n.SOA.Type != dnswire.TypeSOA && !r.q.CD && !r.offline {
@@ -60,7 +78,7 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 		}
 	}
 	if typ != dnswire.TypeCNAME {
-		if c, found := r.look(name, dnswire.TypeCNAME, r.q.Subnet); found.OK && answers(&c) && !unproven(&c) {
+		if c, found := r.find(name, dnswire.TypeCNAME); found.OK && answers(&c) && !unproven(&c) {
 			if target := nameIn(dnswire.TypeCNAME, c.First()); target != "" {
 				return response{kind: kindAlias, last: target, chain: []query.RRset{c}}, true
 			}
@@ -100,7 +118,7 @@ var commonTypes = [...]uint16{
 
 func (r *run) cachedAny(name dnsname.Name) (response, bool) {
 	for _, t := range commonTypes {
-		s, found := r.look(name, t, r.q.Subnet)
+		s, found := r.find(name, t)
 		switch {
 		case !found.OK:
 		case found.Negative.Kind == rrcache.NXDomain:

@@ -116,6 +116,11 @@ type (
 		Offends(q *query.Query, a *query.Answer) bool
 	}
 
+	// Subnets says whose network q.Turn.Current carries to those who answer it (RFC 7871), if anybody's.
+	Subnets interface {
+		Subnet(q *query.Query) query.Subnet
+	}
+
 	// A Renderer writes responses.
 	Renderer interface {
 		Answer(q *query.Query, a *query.Answer, now clock.Instant, out []byte) int
@@ -142,8 +147,9 @@ type Options struct {
 	Answers  Answers
 	Fetch    Fetcher
 	Render   Renderer
-	// Zones, Cookies, DNS64 and Rebinding are off if nil.
+	// Zones, Subnets, Cookies, DNS64 and Rebinding are off if nil.
 	Zones     Zones
+	Subnets   Subnets
 	Cookies   Cookies
 	DNS64     DNS64
 	Rebinding Rebinding
@@ -353,6 +359,9 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 			if t.Verdict.Kind == query.Redirected || t.Verdict.Kind == query.Flattened {
 				t.Stage = query.StageQuestion
 				continue
+			}
+			if p.o.Subnets != nil {
+				t.Current.Subnet = p.o.Subnets.Subnet(q)
 			}
 		}
 		entry, from, ok := p.data(q, now, have)
@@ -750,7 +759,7 @@ func fillEvent(e *query.Event, q *query.Query, after query.After) {
 	name := q.Question.Name
 	if after&(query.AfterRefresh|query.AfterStaleRefresh) != 0 {
 		name = q.Turn.Current.Name // what is near its end, which policy may have put in place of what was asked
-		e.Type = q.Turn.Current.Type
+		e.Type, e.Subnet = q.Turn.Current.Type, q.Turn.Current.Subnet
 	}
 	e.NameLen = uint8(copy(e.Name[:], name))
 }

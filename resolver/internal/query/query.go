@@ -71,8 +71,35 @@ func (s Subnet) Scope(echo []byte) (uint8, bool) {
 	return echo[3], true
 }
 
+// PutEcho writes the option that answers one with s, and returns its length: 8 and Octets. It says that the answer is
+// good for all addresses of the subnet that was resolved, if that holds s, and otherwise that it does not depend on s
+// (RFC 7871 section 7.2). s is as Read read it.
+func (s *Subnet) PutEcho(o []byte, resolved *Subnet) int {
+	scope := uint8(0)
+	if resolved.holds(s) {
+		scope = resolved.Bits
+	}
+	dnswire.PutUint16(o, dnswire.OptionSubnet)
+	dnswire.PutUint16(o[2:], uint16(4+s.Octets()))
+	dnswire.PutUint16(o[4:], uint16(s.Family))
+	o[6], o[7] = s.Bits, scope
+	return 8 + copy(o[8:], s.prefix())
+}
+
+// holds reports whether all addresses of o are in s.
+func (s *Subnet) holds(o *Subnet) bool {
+	if s.Family == 0 || s.Family != o.Family || s.Bits > o.Bits {
+		return false
+	}
+	whole, spare := s.Bits/8, s.Bits%8
+	return string(s.Addr[:whole]) == string(o.Addr[:whole]) && (spare == 0 || (s.Addr[whole]^o.Addr[whole])>>(8-spare) == 0)
+}
+
+// Octets is how many bytes of the address the option holds.
+func (s *Subnet) Octets() int { return (int(min(s.Bits, 128)) + 7) / 8 }
+
 // prefix is the part of the address that the option holds.
-func (s *Subnet) prefix() []byte { return s.Addr[:(int(min(s.Bits, 128))+7)/8] }
+func (s *Subnet) prefix() []byte { return s.Addr[:s.Octets()] }
 
 // A Question is what to resolve, and all that shared parts are told. It is comparable: equal Questions have
 // equal answers.
