@@ -23,6 +23,7 @@ type Matcher struct {
 	layers     []layer
 	rules      *rules
 	lists      Set
+	triggers   triggers // of all lists there were since the first
 }
 
 var generations atomic.Uint64
@@ -73,6 +74,7 @@ type Builder struct {
 	rules   ruleSet
 	changed Set // lists added or removed
 	added   Set
+	trigger triggers
 	undo    func() // takes the list added last out again
 }
 
@@ -100,6 +102,9 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	full := false
 	rep, err = rulelist.Parse(r, rulelist.Options{}, func(r *rulelist.Rule) {
 		if r.Form < rulelist.Simple && r.Mods == nil {
+			if r.Trigger != rulelist.ByName {
+				b.trigger[r.Trigger].add(r.Prefix)
+			}
 			h := b.key.Hash(r.Name)
 			b.table.add(posting{max(h, 1), uint64(kindOf(r))<<41 | uint64(list)<<32 | uint64(r.Line)})
 			return
@@ -134,7 +139,7 @@ func (b *Builder) Remove(list int) { b.changed.Add(list) }
 // then all become one table, which takes a moment and, while it lasts, sixteen bytes a rule. The Builder is
 // used up.
 func (b *Builder) Build(old *Matcher) *Matcher {
-	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added}
+	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added, triggers: b.trigger}
 	var lost []Dropped // there is no room for more text
 	if old != nil {
 		if *old.key != *b.key {
@@ -143,6 +148,11 @@ func (b *Builder) Build(old *Matcher) *Matcher {
 		keep := old.lists.Minus(b.changed)
 		for i := range m.lists {
 			m.lists[i] |= keep[i]
+		}
+		for t := range m.triggers {
+			for i := range m.triggers[t] {
+				m.triggers[t][i] |= old.triggers[t][i]
+			}
 		}
 		for _, l := range old.layers {
 			if l.live = l.live.Minus(b.changed); !l.live.empty() {

@@ -44,7 +44,8 @@ const (
 	isRegex
 	atName // the pattern's start; neither is anywhere
 	atLabel
-	toEnd // the pattern's end is the name's
+	toEnd  // the pattern's end is the name's
+	isZone // of a policy zone
 	ruleFlagsEnd
 )
 
@@ -110,6 +111,9 @@ func (x *ruleSet) add(r *rulelist.Rule, list uint16) bool {
 	}
 	if r.Form.IsHost() {
 		c.flags |= isHost
+	}
+	if r.Form.IsZone() {
+		c.flags |= isZone
 	}
 	switch r.Glob.Start {
 	case rulelist.AtName:
@@ -802,6 +806,31 @@ func collect(to *[maxRefs]uint32, n *int, id uint32) {
 
 // rewrite returns the value of a rule that has one.
 func (x *rules) rewrite(id uint32) *rulelist.Rewrite { return x.moreOf(&x.all[id]).mods.Rewrite }
+
+// deepest drops the rewrites of policy zones that have a longer match, among them or among those found.
+func (x *rules) deepest(ids []uint32, found []zoneHit) []uint32 {
+	depth := func(r *rule) int {
+		n := strings.Count(x.text(r), ".") // of *.x the pattern is .x
+		if r.flags&atName != 0 {
+			n++
+		}
+		return n
+	}
+	kept := ids[:0:len(ids)]
+	var all [maxRefs]uint32
+	for _, id := range all[:copy(all[:], ids)] {
+		r := &x.all[id]
+		beaten := r.flags&isZone != 0 && (slices.ContainsFunc(found, func(z zoneHit) bool { return z.list == r.list && int(z.depth) > depth(r) }) ||
+			slices.ContainsFunc(all[:len(ids)], func(id uint32) bool {
+				o := &x.all[id]
+				return o.flags&isZone != 0 && o.list == r.list && depth(o) > depth(r)
+			}))
+		if !beaten {
+			kept = append(kept, id)
+		}
+	}
+	return kept
+}
 
 func intersect(a, b *Set) bool {
 	for i := range a {

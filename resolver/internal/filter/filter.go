@@ -99,6 +99,11 @@ func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query
 	if lists == nil {
 		j.lists = &all
 	}
+	if q.Addr.IsValid() && m.prefixes(&j, rulelist.ByClient, q.Addr) {
+		r := j.finish(m, name)
+		runtime.KeepAlive(m)
+		return r
+	}
 	m.suffixes(&j, hashes)
 	if len(m.rules.all) > 0 && len(hashes) > 0 {
 		m.complex(&j, name, hashes)
@@ -121,7 +126,9 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	if lists == nil {
 		j.lists = &all
 	}
-	j.addr, j.depth = true, 1
+	j.addr = true
+	m.prefixes(&j, rulelist.ByAnswer, addr)
+	j.depth = 1
 	m.suffix(&j, h[n-1], true)
 	if len(m.rules.all) > 0 {
 		m.complex(&j, name, h[n-1:n])
@@ -140,8 +147,17 @@ type judgement struct {
 	best  uint8 // of the deciding rule
 	r     Result
 
+	nZones int
+	zones  [8]zoneHit // the policy zones that have decided; beyond eight, shorter matches count too
+
 	nRewrite, nCancel, nHost  int
 	rewrite, cancel, hostAddr [maxRefs]uint32
+}
+
+// A zoneHit is the longest match in a list that is a policy zone.
+type zoneHit struct {
+	list  uint16
+	depth uint8
 }
 
 // ranks orders rules of the table and others alike; a higher one wins.
@@ -242,6 +258,10 @@ func (j *judgement) rewritten(m *Matcher, name []byte) bool {
 	if len(left) == 0 {
 		return false
 	}
+	left = m.rules.deepest(left, j.zones[:j.nZones])
+	if len(left) == 0 {
+		return false
+	}
 	// In the order of the lists, so that the answer does not depend on how the rules were found.
 	for i := 1; i < len(left); i++ {
 		for k := i; k > 0 && rules[left[k]].before(&rules[left[k-1]]); k-- {
@@ -251,7 +271,7 @@ func (j *judgement) rewritten(m *Matcher, name []byte) bool {
 	// A response code goes before a name, a name before data.
 	kind := func(id uint32) int {
 		switch rw := m.rules.rewrite(id); {
-		case rw.RCode != 0:
+		case rw.RCode != 0 || rw.Action != rulelist.Answer:
 			return 0
 		case rw.CNAME != "":
 			return 1
@@ -296,9 +316,10 @@ func sameName(text string, name []byte) bool {
 
 // An Answer is what the rewrites of a Result add up to.
 type Answer struct {
-	RCode uint16
-	CNAME string   // if not empty, the name to resolve instead, without the final dot; the rest means nothing
-	Data  []string // RDATA of the asked type in presentation form; none with RCode NOERROR is NODATA
+	Action rulelist.Action // Drop or TCPOnly: the rest means nothing
+	RCode  uint16
+	CNAME  string   // if not empty, the name to resolve instead, without the final dot; the rest means nothing
+	Data   []string // RDATA of the asked type in presentation form; none with RCode NOERROR is NODATA
 }
 
 // Rewrite returns the answer to give for a Result of this Matcher that is Rewritten.
@@ -307,6 +328,8 @@ func (m *Matcher) Rewrite(r *Result, qtype uint16) Answer {
 	for _, id := range r.refs[:r.n] {
 		rw := m.rules.rewrite(id)
 		switch {
+		case rw.Action != rulelist.Answer:
+			return Answer{Action: rw.Action}
 		case rw.RCode != 0:
 			return Answer{RCode: rw.RCode}
 		case rw.CNAME != "":
@@ -380,7 +403,7 @@ func (m *Matcher) Facts(name []byte, hashes []uint64) Facts {
 	}
 	f.full = len(hashes) > 0 && m.rules.any(name, hashes)
 	// Layers that meet at one suffix may hold each other's $badfilter; leave that to the full match.
-	f.full = f.full || len(m.layers) > 1 && f.n > 1
+	f.full = f.full || len(m.layers) > 1 && f.n > 1 || m.triggers[rulelist.ByClient] != prefixSizes{}
 	runtime.KeepAlive(m)
 	return f
 }

@@ -51,9 +51,11 @@ type ID = [sha256.Size]byte
 type preamble struct {
 	Program string
 	Lists   []listPart
-	Layers  []layerPart
-	Rules   rulesPart
-	Mores   int // bytes
+	// Triggers are the lengths of prefixes that rules are about.
+	Triggers triggers
+	Layers   []layerPart
+	Rules    rulesPart
+	Mores    int // bytes
 }
 
 type listPart struct {
@@ -149,7 +151,7 @@ func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
 
 // image returns what a file begins with, its code included, and the parts that follow.
 func (m *Matcher) image(ids *[MaxLists]ID) (head []byte, parts [][]byte, err error) {
-	p := preamble{Program: program()}
+	p := preamble{Program: program(), Triggers: m.triggers}
 	for n := range MaxLists {
 		if m.lists.Has(n) {
 			p.Lists = append(p.Lists, listPart{n, ids[n][:]})
@@ -264,7 +266,7 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 	if !ok || words != len(mem.words) || len(p.Layers) > 1+MaxOverlays {
 		return nil, nil, errors.New("its parts are not as long as its preamble says")
 	}
-	m := &Matcher{key: key, generation: generations.Add(1)}
+	m := &Matcher{key: key, generation: generations.Add(1), triggers: p.Triggers}
 	ids := new([MaxLists]ID)
 	for _, l := range p.Lists {
 		if l.Number < 0 || l.Number >= MaxLists || m.lists.Has(l.Number) || len(l.ID) != len(ID{}) {
@@ -478,7 +480,7 @@ func appendMores(b []byte, mores []*more) []byte {
 			if w.Any {
 				any = 1
 			}
-			b = append(b, any)
+			b = append(b, any, byte(w.Action))
 			b = binary.AppendUvarint(b, uint64(w.RCode))
 			b = binary.AppendUvarint(b, uint64(w.Type))
 			text(w.CNAME)
@@ -579,7 +581,7 @@ func parseMores(b []byte) (mores []*more, err error) {
 			}
 			m.mods.Tags, m.mods.NotTags, m.mods.DenyAllow = r.texts(), r.texts(), r.texts()
 			if has&hasRewrite != 0 {
-				w := &rulelist.Rewrite{Any: r.byte() == 1, RCode: uint16(r.number()), Type: uint16(r.number())}
+				w := &rulelist.Rewrite{Any: r.byte() == 1, Action: rulelist.Action(r.byte()), RCode: uint16(r.number()), Type: uint16(r.number())}
 				w.CNAME, w.Value = r.text(), r.text()
 				m.mods.Rewrite = w
 			}

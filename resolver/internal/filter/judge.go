@@ -63,6 +63,8 @@ type JudgedValue struct {
 	RCode   string   `json:"rcode,omitempty"`
 	CNAME   string   `json:"cname,omitempty"`
 	Answers []string `json:"answers,omitempty"`
+	// Action is "drop" or "tcp-only" if that is all the answer there is.
+	Action string `json:"action,omitempty"`
 }
 
 // Judge judges one name as text; q.Type is taken from typ.
@@ -94,7 +96,8 @@ func (j *Judge) Judge(name, typ string, q Query) (Judgement, error) {
 	if r.Verdict == Rewritten {
 		a := j.m.Rewrite(&r, q.Type)
 		out.Rewrite = &JudgedValue{CNAME: a.CNAME, Answers: a.Data}
-		if a.CNAME == "" {
+		out.Rewrite.Action = a.Action.String()
+		if a.CNAME == "" && out.Rewrite.Action == "" {
 			out.Rewrite.RCode = rulelist.RCodeName(a.RCode)
 		}
 	}

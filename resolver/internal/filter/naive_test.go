@@ -134,6 +134,12 @@ func naiveMatch(rules []naiveRule, name string, chosen func(int) bool, q *Query)
 			hits = append(hits, r)
 		}
 	}
+	// In a policy zone the longest match decides, local data beside an action at one owner.
+	hits = slices.DeleteFunc(hits, func(r *naiveRule) bool {
+		return r.Form.IsZone() && slices.ContainsFunc(hits, func(o *naiveRule) bool {
+			return o != nil && o.Form.IsZone() && o.list == r.list && dnsname.Name(o.Name).Labels() > dnsname.Name(r.Name).Labels()
+		})
+	})
 	isRewrite := func(r *naiveRule) bool { return r.Mods != nil && r.Mods.Rewrite != nil }
 	res.deciding = map[[2]int]int{}
 	var left []*naiveRule

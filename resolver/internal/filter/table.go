@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math/bits"
+	"net/netip"
 	"runtime"
 	"slices"
 
@@ -41,10 +42,11 @@ func (k kind) form() rulelist.Form { return rulelist.Form(k >> 3) }
 var kinds = func() (t [128]struct {
 	scope rulelist.Scope
 	rank  uint8 // 0 for hosts lines
+	zone  bool
 }) {
 	for i := range t {
 		k := kind(i)
-		t[i].scope = k.form().Scope()
+		t[i].scope, t[i].zone = k.form().Scope(), k.form().IsZone()
 		if !k.form().IsHost() {
 			t[i].rank = rank(k&4 != 0, k&2 != 0)
 		}
@@ -369,8 +371,14 @@ func (l *layer) voids(s slot, lists *Set) uint64 {
 func (l *layer) eval(j *judgement, s slot, exact bool, void uint64) {
 	if s.set&single != 0 {
 		list := s.set & (MaxLists - 1)
-		if j.lists[list/64]&l.live[list/64]&(1<<(list%64)) != 0 {
-			j.simple(kind(s.set>>9&127), exact, void, uint16(list), s.lines)
+		if bit := j.lists[list/64] & l.live[list/64] & (1 << (list % 64)); bit != 0 {
+			k := kind(s.set >> 9 & 127)
+			if kinds[k].zone {
+				bit = j.zoneHits(k, exact, void, int(list/64), bit)
+			}
+			if bit != 0 {
+				j.simple(k, exact, void, uint16(list), s.lines)
+			}
 		}
 		return
 	}
@@ -382,14 +390,20 @@ func (l *layer) eval(j *judgement, s slot, exact bool, void uint64) {
 			w := bits.TrailingZeros64(m) - 8
 			word := l.sets[at]
 			at++
-			if hit := word & j.lists[w] & l.live[w]; hit != 0 {
+			hit := word & j.lists[w] & l.live[w]
+			if hit != 0 && kinds[head&127].zone {
+				hit = j.zoneHits(kind(head&127), exact, void, w, hit)
+			}
+			if hit != 0 {
 				b := bits.TrailingZeros64(hit)
 				j.simple(kind(head&127), exact, void, uint16(w*64+b), l.lines[line+uint32(bits.OnesCount64(word&(1<<b-1)))])
 				// The first list is the one to name; the others of the section say the same.
-				for m &= m - 1; m != 0; m &= m - 1 {
-					at++
+				if !kinds[head&127].zone {
+					for m &= m - 1; m != 0; m &= m - 1 {
+						at++
+					}
+					break
 				}
-				break
 			}
 			line += uint32(bits.OnesCount64(word))
 		}
@@ -397,6 +411,24 @@ func (l *layer) eval(j *judgement, s slot, exact bool, void uint64) {
 			return
 		}
 	}
+}
+
+// zoneHits returns those of some lists in which a rule of a policy zone is the first met, which is that of the
+// longest suffix, and remembers them: in a zone the longest match decides.
+func (j *judgement) zoneHits(k kind, exact bool, void uint64, word int, lists uint64) uint64 {
+	if k&1 != 0 || void&(1<<(k>>1)) != 0 || (kinds[k].scope == rulelist.ScopeExact) != exact {
+		return 0
+	}
+	for _, z := range j.zones[:j.nZones] {
+		if int(z.list/64) == word {
+			lists &^= 1 << (z.list % 64)
+		}
+	}
+	for rest := lists; rest != 0 && j.nZones < len(j.zones); rest &= rest - 1 {
+		j.zones[j.nZones] = zoneHit{uint16(word*64 + bits.TrailingZeros64(rest)), j.depth}
+		j.nZones++
+	}
+	return lists
 }
 
 // simple judges one rule of a table.
@@ -432,21 +464,68 @@ func (t *table) may(hashes []uint64) (mask uint64) {
 	return mask
 }
 
-// suffixes judges the rules of tables.
+// suffixes judges the rules of tables, from the longest suffix on.
 func (m *Matcher) suffixes(j *judgement, hashes []uint64) {
-	for from := 0; from < len(hashes); from += 64 {
-		some := hashes[from:min(len(hashes), from+64)]
+	for to := len(hashes); to > 0; {
+		from := max(0, to-64)
 		var mask uint64
 		for i := range m.layers {
-			mask |= m.layers[i].may(some)
+			mask |= m.layers[i].may(hashes[from:to])
 		}
-		for ; mask != 0; mask &= mask - 1 {
-			i := bits.TrailingZeros64(mask)
+		for mask != 0 {
+			i := bits.Len64(mask) - 1
+			mask &^= 1 << i
 			j.depth = uint8(from + i + 1)
-			m.suffix(j, some[i], from+i == len(hashes)-1)
+			m.suffix(j, hashes[from+i], from+i == len(hashes)-1)
 		}
+		to = from
 	}
 }
+
+// prefixes judges the rules whose trigger is an address, from the longest prefix on: the first decides. It
+// reports whether there was one.
+func (m *Matcher) prefixes(j *judgement, t rulelist.Trigger, addr netip.Addr) bool {
+	sizes := &m.triggers[t]
+	if *sizes == (prefixSizes{}) || !addr.IsValid() {
+		return false
+	}
+	addr = addr.Unmap().WithZone("")
+	least := 0
+	if addr.Is4() {
+		least = 96
+	}
+	for size := 128; size >= least; size-- {
+		if sizes[size/64]&(1<<(size%64)) == 0 {
+			continue
+		}
+		p, err := addr.Prefix(size - least)
+		if err != nil {
+			continue
+		}
+		var buf [64]byte
+		j.depth, j.nZones = uint8(size), 0
+		before := j.r.rank
+		m.suffix(j, m.key.Hash(rulelist.AppendPrefix(buf[:0], t, p)), true)
+		if j.nZones > 0 || j.r.rank != before {
+			return true
+		}
+	}
+	return false
+}
+
+// prefixSizes are lengths of prefixes, as bits; IPv4 counts from 96 on.
+type prefixSizes [3]uint64
+
+func (s *prefixSizes) add(p netip.Prefix) {
+	n := p.Bits()
+	if p.Addr().Is4() {
+		n += 96
+	}
+	s[n/64] |= 1 << (n % 64)
+}
+
+// triggers are the lengths of the prefixes that rules are about.
+type triggers [rulelist.NumTriggers]prefixSizes
 
 // suffix judges the rules of all layers at one suffix.
 func (m *Matcher) suffix(j *judgement, hash uint64, exact bool) {

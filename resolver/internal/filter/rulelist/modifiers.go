@@ -42,7 +42,22 @@ type Rewrite struct {
 	CNAME string // not empty: the name to resolve instead, lower case, no final dot
 	Type  uint16 // the type of Value; 0 with NOERROR is NODATA
 	Value string // RDATA in presentation form, names as written
+	// Action is the whole answer of a policy zone that says so; the rest means nothing then.
+	Action Action
 }
+
+// An Action is what a policy zone does beyond answering.
+type Action uint8
+
+// The actions.
+const (
+	Answer  Action = iota // as the rest of the Rewrite says
+	Drop                  // no response
+	TCPOnly               // a response over TCP alone
+)
+
+// String returns the name of the action, "" for Answer.
+func (a Action) String() string { return [...]string{"", "drop", "tcp-only"}[a%3] }
 
 // restricts reports whether m narrows a rule that would otherwise match every name.
 func (m *Mods) restricts() bool {
@@ -77,7 +92,11 @@ func (m *Mods) AppendKey(b []byte) []byte {
 		}
 	}
 	if m.Rewrite != nil {
-		b = fmt.Appendf(b, "\n%v", *m.Rewrite)
+		w := m.Rewrite
+		b = fmt.Appendf(b, "\n{%v %d %s %d %s}", w.Any, w.RCode, w.CNAME, w.Type, w.Value)
+		if w.Action != Answer {
+			b = append(append(b, ' '), w.Action.String()...)
+		}
 	}
 	return b
 }

@@ -4,7 +4,7 @@
 // recognised as a whole. Read are: AdGuard and uBlock DNS rules (patterns with ||, |, ^ and *, regular
 // expressions of RE2, exceptions, and the modifiers important, badfilter, dnstype, dnsrewrite, denyallow,
 // client, ctag), hosts lines, bare domains, *.domain lines, dnsmasq address=/server=/local= lines, and RPZ
-// zones with QNAME triggers.
+// zones.
 //
 // A rule is taken whole or not at all: a line with a modifier that is not a DNS modifier, an expression that
 // RE2 does not know, or a pattern that can never meet a name is skipped, counted and named in the Report.
@@ -69,6 +69,9 @@ const (
 	Simple = Glob // the number of forms that a name tells completely
 )
 
+// IsZone reports whether f is of a policy zone, whose longest match decides for the zone.
+func (f Form) IsZone() bool { return f == ZoneExact || f == ZoneBelow }
+
 // IsHost reports whether f is a line of a hosts file or a bare domain, which yield to every other rule.
 func (f Form) IsHost() bool { return HostNull4 <= f && f <= HostLoop6 || f == HostAddr }
 
@@ -114,7 +117,22 @@ type Rule struct {
 	Mods    *Mods // nil if there are none beyond the flags above
 	// Addr is the address of a HostAddr line.
 	Addr netip.Addr
+	// Trigger tells what a rule is about if that is no name, and Prefix which addresses; Name is then what
+	// AppendPrefix makes of them.
+	Trigger Trigger
+	Prefix  netip.Prefix
 }
+
+// A Trigger is what a rule is about.
+type Trigger uint8
+
+// The triggers.
+const (
+	ByName   Trigger = iota
+	ByAnswer         // an address in an answer
+	ByClient         // the address of who asks
+	NumTriggers
+)
 
 // A Pattern matches names in text form: lower case, no final dot.
 type Pattern struct {

@@ -27,6 +27,12 @@ func show(r *Rule) string {
 		}
 	case Regex:
 		fmt.Fprintf(&b, "regex %s", r.Pattern)
+	case ZoneExact, ZoneBelow:
+		if r.Trigger != ByName {
+			fmt.Fprintf(&b, "%s %v", [...]string{ByAnswer: "answer", ByClient: "client"}[r.Trigger], r.Prefix)
+			break
+		}
+		fallthrough
 	default:
 		fmt.Fprintf(&b, "%s %s", [...]string{"subtree", "exact", "below"}[r.Form.Scope()], text(r.Name))
 		if r.Form.IsHost() {
@@ -151,7 +157,28 @@ func TestLines(t *testing.T) {
 		{"*.a.example 300 IN CNAME *.", "below a.example"},
 		{"a.example. IN CNAME rpz-passthru.", "@@exact a.example"},
 		{"a.example CNAME walled.example.", "exact a.example {false ; 0 ; walled.example ; 0 ; }"},
-		{"a.example CNAME rpz-drop.", "! not supported"},
+		{"a.example CNAME rpz-drop.", "exact a.example {false ; 0 ; 0 ; } ; drop"},
+		{"a.example CNAME rpz-tcp-only.", "exact a.example {false ; 0 ; 0 ; } ; tcp-only"},
+		{"a.example CNAME A.example.", "@@exact a.example"},
+		{"*.a.example CNAME rpz-passthru.", "@@below a.example"},
+		{"32.1.2.0.192.rpz-ip CNAME .", "answer 192.0.2.1/32"},
+		{"24.0.2.0.192.rpz-ip CNAME rpz-passthru.", "@@answer 192.0.2.0/24"},
+		{"32.zz.db8.2001.rpz-ip CNAME *.", "answer 2001:db8::/32"},
+		{"128.1.zz.db8.2001.rpz-ip CNAME .", "answer 2001:db8::1/128"},
+		{"128.1.zz.rpz-ip CNAME .", "answer ::1/128"},
+		{"128.57.zz.1.0.db8.2001.rpz-client-ip CNAME .", "client 2001:db8:0:1::57/128"},
+		{"48.0.0.0.0.0.3.db8.2001.rpz-ip CNAME .", "answer 2001:db8:3::/48"},
+		{"8.0.0.0.10.rpz-client-ip CNAME rpz-passthru.", "@@client 10.0.0.0/8"},
+		{"24.1.2.0.192.rpz-ip CNAME .", "! beyond its length"},
+		{"33.1.2.0.192.rpz-ip CNAME .", "! not a prefix"},
+		{"0.0.0.0.0.rpz-ip CNAME .", "! not a prefix"},
+		{"x.1.2.0.192.rpz-ip CNAME .", "! not a prefix"},
+		{"rpz-ip.rpz-ip CNAME .", "! not a prefix"},
+		{"128.zz.zz.rpz-ip CNAME .", "! not a prefix"},
+		{"24.0.2.0.192.rpz-ip CNAME rpz-drop.", "! by address only"},
+		{"24.0.2.0.192.rpz-ip CNAME x.example.", "! by address only"},
+		{"ns.example.rpz-nsdname CNAME .", "! not supported"},
+		{"24.0.2.0.192.rpz-nsip CNAME .", "! not supported"},
 	}
 	for _, tt := range tests {
 		var got []string
@@ -188,15 +215,16 @@ c.example A 192.0.2.1
   AAAA 2001:db8::1
 d.example TXT "hello; world"
 24.0.2.0.192.rpz-ip CNAME .
+ns.bad.example.rpz-nsdname CNAME .
 `
 	want := []string{"8 exact a.example", "9 exact a.example", "10 @@below b.example", "11 exact c.example {false ; 0 ; 1 ; 192.0.2.1}",
-		"12 exact c.example {false ; 0 ; 28 ; 2001:db8::1}", "13 exact d.example {false ; 0 ; 16 ; hello; ; world}"}
+		"12 exact c.example {false ; 0 ; 28 ; 2001:db8::1}", "13 exact d.example {false ; 0 ; 16 ; hello; ; world}", "14 answer 192.0.2.0/24"}
 	var got []string
 	rep := ParseString(zone, func(r *Rule) { got = append(got, fmt.Sprint(r.Line, " ", show(r))) })
 	if !slices.Equal(got, want) {
 		t.Errorf("rules %q, want %q", got, want)
 	}
-	if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 14 || !strings.Contains(rep.Complaints[0].Reason, "rpz-ip") {
+	if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 15 || !strings.Contains(rep.Complaints[0].Reason, "rpz-nsdname") {
 		t.Errorf("complaints %+v", rep.Complaints)
 	}
 }

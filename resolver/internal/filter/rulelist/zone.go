@@ -2,6 +2,8 @@ package rulelist
 
 import (
 	"bytes"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -10,9 +12,11 @@ import (
 // which $TTL, $ORIGIN, parentheses, comments and omitted owners are understood. $INCLUDE is not.
 //
 // Read are QNAME triggers, exact and wildcard, with the actions NXDOMAIN, NODATA (both are "blocked": how to
-// say so is the user's setting), PASSTHRU, a CNAME target and local data. Triggers by address and name
-// server, and DROP and TCP-Only, are skipped and named. Of owners that are absolute, the origin is cut off;
-// with no origin given they are taken as if relative, which is how some lists are written.
+// say so is the user's setting), PASSTHRU, DROP, TCP-Only, a CNAME target and local data; and triggers by
+// address of the answer and of the client (rpz-ip, rpz-client-ip) with the first three of these. Triggers by
+// name server are skipped and named: whose servers are bad is the operator's knowledge, see package rpz. Of
+// owners that are absolute, the origin is cut off; with no origin given they are taken as if relative, which
+// is how some lists are written.
 type zone struct {
 	on     bool
 	parens int    // nesting of parentheses at the line's beginning
@@ -128,9 +132,16 @@ func (p *parser) zoneFields(line []byte, f []string) {
 		owner = strings.TrimSuffix(owner, "."+z.origin)
 	}
 	owner = strings.TrimSuffix(owner, ".")
-	for _, kind := range []string{"rpz-ip", "rpz-nsip", "rpz-nsdname", "rpz-client-ip"} {
+	value := strings.Join(rest[1:], " ")
+	for _, kind := range []string{"rpz-nsip", "rpz-nsdname"} {
 		if strings.HasSuffix(owner, "."+kind) {
-			p.complain(line, kind+" triggers are not supported")
+			p.complain(line, kind+" triggers are not supported in lists")
+			return
+		}
+	}
+	for t, kind := range map[Trigger]string{ByAnswer: "rpz-ip", ByClient: "rpz-client-ip"} {
+		if rest, ok := strings.CutSuffix(owner, "."+kind); ok {
+			p.zoneAddress(line, t, rest, typ, value)
 			return
 		}
 	}
@@ -142,7 +153,6 @@ func (p *parser) zoneFields(line []byte, f []string) {
 		p.complain(line, "not a host name: "+owner)
 		return
 	}
-	value := strings.Join(rest[1:], " ")
 	if reason := p.zoneAction(typ, value); reason != "" {
 		p.complain(line, reason)
 		return
@@ -152,6 +162,61 @@ func (p *parser) zoneFields(line []byte, f []string) {
 		p.needText()
 	}
 	p.hand()
+}
+
+// zoneAddress reads a record whose trigger is an address: its owner is the length of a prefix and the address
+// from the end, of IPv4 in bytes, of IPv6 in words, of which zz stands for a run of zeros.
+func (p *parser) zoneAddress(line []byte, t Trigger, owner, typ, value string) {
+	f := strings.Split(owner, ".")
+	size, err := strconv.Atoi(f[0])
+	f = f[1:]
+	slices.Reverse(f)
+	text := strings.Join(f, ".")
+	if len(f) != 4 || slices.Contains(f, "zz") {
+		text = strings.Replace(strings.Join(f, ":"), "zz", "", 1)
+		if len(f) > 0 && f[0] == "zz" {
+			text = ":" + text
+		}
+		if len(f) > 1 && f[len(f)-1] == "zz" || text == ":" {
+			text += ":"
+		}
+	}
+	addr, aerr := netip.ParseAddr(text)
+	if err != nil || aerr != nil || size < 1 || size > addr.BitLen() || addr.Is4In6() || addr.Zone() != "" {
+		p.complain(line, "not a prefix: "+owner)
+		return
+	}
+	prefix := netip.PrefixFrom(addr, size)
+	if prefix != prefix.Masked() {
+		p.complain(line, prefix.String()+" has bits beyond its length")
+		return
+	}
+	p.rule = Rule{Line: p.line, Form: ZoneExact, Trigger: t, Prefix: prefix}
+	p.rule.Name = AppendPrefix(p.name[:0], t, prefix)
+	if reason := p.zoneAction(typ, value); reason != "" {
+		p.complain(line, reason)
+		return
+	}
+	if p.rule.Mods != nil {
+		p.complain(line, "of triggers by address only NXDOMAIN, NODATA and PASSTHRU are supported in lists")
+		return
+	}
+	p.hand()
+}
+
+// AppendPrefix appends the name, in wire form, by which rules know a prefix that is a trigger: no name that
+// can be asked for ends like it.
+func AppendPrefix(b []byte, t Trigger, p netip.Prefix) []byte {
+	const hex = "0123456789abcdef"
+	a, size := p.Addr().As16(), p.Bits()
+	if p.Addr().Is4() {
+		size += 96
+	}
+	b = append(b, 34, hex[size>>4&15], hex[size&15])
+	for _, c := range a {
+		b = append(b, hex[c>>4], hex[c&15])
+	}
+	return append(b, 2, 0, byte(t), 0)
 }
 
 // zoneAction sets what the record tells to do, and returns why it cannot be done, or "".
@@ -177,8 +242,12 @@ func (p *parser) zoneAction(typ, value string) string {
 	case "rpz-passthru.", "rpz-passthru":
 		p.rule.Allow = true
 		return ""
-	case "rpz-drop.", "rpz-tcp-only.", "rpz-drop", "rpz-tcp-only":
-		return v + " is not supported in lists"
+	case "rpz-drop.", "rpz-drop":
+		p.rule.Mods = &Mods{Rewrite: &Rewrite{Action: Drop}}
+		return ""
+	case "rpz-tcp-only.", "rpz-tcp-only":
+		p.rule.Mods = &Mods{Rewrite: &Rewrite{Action: TCPOnly}}
+		return ""
 	default:
 		// The oldest way to say PASSTHRU is a CNAME to the owner itself.
 		if strings.TrimSuffix(v, ".") == text(p.rule.Name) {
