@@ -3,6 +3,7 @@ package resolver_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/miekg/dns"
 
@@ -43,4 +44,25 @@ func TestAliasProofIsNoDenial(t *testing.T) {
 			}
 		}
 	}
+}
+
+// DS records belong to the parent: nobody can put an alias in their place, which would be unsigned like all that the
+// child has. For other types the child's servers may say so.
+func TestNoAliasForDS(t *testing.T) {
+	assault(t, nil, nil, func(l *lab) {
+		const parent = "127.53.1.5" // example.
+		l.want("unsigned.example.", dns.TypeDS, "NOERROR")
+		l.hook(parent, func(q siminternet.Query) *siminternet.Reply {
+			if name, typ := asked(q); name == "unsigned.example." && typ == dns.TypeDS {
+				return say(q, true, 0, "unsigned.example. CNAME www.ed25519.example.", "", "")
+			}
+			return nil
+		})
+		time.Sleep(2 * time.Hour)
+		l.want("www.unsigned.example.", dns.TypeA, "NOERROR | www.unsigned.example. A 198.18.5.3")
+		if m := l.must("unsigned.example.", dns.TypeDS); m.Rcode != dns.RcodeServerFailure {
+			t.Errorf("%s", text(m))
+		}
+		l.want("www.unsigned.example.", dns.TypeA, "NOERROR | www.unsigned.example. A 198.18.5.3")
+	})
 }

@@ -111,6 +111,15 @@ func (r *run) remembered(n dnsname.Name) (z *zone, ok bool) {
 	return nil, anchored
 }
 
+// delegated reports whether a zone without keys that count is known to begin at n.
+func (r *run) delegated(n dnsname.Name) bool {
+	if z, ok := r.remembered(n); !ok || !z.unsigned() {
+		return false
+	}
+	_, negative := (*r.v.insecure.Load())[n]
+	return !negative // a negative trust anchor is not a delegation
+}
+
 // deepest is known, with the keys of an anchor fetched if that is what it comes to.
 func (r *run) deepest(name dnsname.Name) (*zone, error) {
 	for n := name; n != ""; n = n.Parent() {

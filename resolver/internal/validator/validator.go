@@ -350,6 +350,11 @@ func (r *run) answer(u *query.Unvalidated) (query.Status, reason, error) {
 				}
 				return vd.status, vd.why, err
 			}
+			if q.Type == dnswire.TypeDS && s.Type == dnswire.TypeCNAME && r.delegated(s.Name) {
+				// DS records are the parent's, and an alias beside a delegation is not (RFC 2181 section 10.1). In the
+				// child zone, where it counts as nothing here, it may stand unsigned.
+				return query.Bogus, because(edeNoSignature, "%v has an alias in place of DS records, and is delegated", s.Name), nil
+			}
 			total.and(vd)
 		}
 		final := s.Name == last && (s.Type == q.Type || q.Type == dnswire.TypeANY || q.Type == dnswire.TypeRRSIG)
