@@ -158,7 +158,8 @@ func options(cfg *config.Bizd, log *slog.Logger) bizlogic.Options {
 		Transfers: cfg.Transfers,
 		Guard:     bizlogic.Guard{Share: cfg.ShrinkGuard.Share, Min: cfg.ShrinkGuard.Min, Window: cfg.ShrinkGuard.Window},
 		Download: bizlogic.Download{MaxSize: cfg.Fetch.MaxSize, Timeout: cfg.Fetch.Timeout,
-			PrivateAddresses: cfg.Fetch.PrivateAddresses},
+			PrivateAddresses: cfg.Fetch.PrivateAddresses, Files: cfg.Fetch.Files},
+		Own:     bizlogic.OwnLists{Number: cfg.OwnLists.Number, MaxSize: cfg.OwnLists.MaxSize, Rules: cfg.OwnLists.Rules},
 		Version: version(),
 		Log:     log,
 	}
@@ -213,10 +214,17 @@ func pages(svc *bizlogic.Service) http.Handler {
 type metrics struct{ svc *bizlogic.Service }
 
 var (
-	revisionDesc = prometheus.NewDesc("sluice_service_revision", "Newest revision of a dataset.", []string{"dataset"}, nil)
-	recordsDesc  = prometheus.NewDesc("sluice_service_records", "Records of a dataset.", []string{"dataset"}, nil)
-	watchesDesc  = prometheus.NewDesc("sluice_service_watches", "Watches open.", nil, nil)
-	ticketsDesc  = prometheus.NewDesc("sluice_service_tickets", "Tickets for bulk transfers that are out.", nil, nil)
+	revisionDesc     = prometheus.NewDesc("sluice_service_revision", "Newest revision of a dataset.", []string{"dataset"}, nil)
+	recordsDesc      = prometheus.NewDesc("sluice_service_records", "Records of a dataset.", []string{"dataset"}, nil)
+	watchesDesc      = prometheus.NewDesc("sluice_service_watches", "Watches open.", nil, nil)
+	listRulesDesc    = prometheus.NewDesc("sluice_service_list_rules", "Usable rules of a list.", []string{"list"}, nil)
+	listUpdatedDesc  = prometheus.NewDesc("sluice_service_list_updated_timestamp_seconds", "When the text of a list was taken.", []string{"list"}, nil)
+	listFetchedDesc  = prometheus.NewDesc("sluice_service_list_fetched_timestamp_seconds", "When a list was last fetched, or found unchanged.", []string{"list"}, nil)
+	listTriedDesc    = prometheus.NewDesc("sluice_service_list_tried_timestamp_seconds", "When fetching a list was last tried.", []string{"list"}, nil)
+	listFailuresDesc = prometheus.NewDesc("sluice_service_list_failures", "Failures in a row to fetch a list.", []string{"list"}, nil)
+	listHeldDesc     = prometheus.NewDesc("sluice_service_list_held_rules", "Rules of a list's text that the shrink guard holds; 0 without one.", []string{"list"}, nil)
+	ownListsDesc     = prometheus.NewDesc("sluice_service_own_lists", "Lists at URLs that users have among their own, by how fetching goes.", []string{"state"}, nil)
+	ticketsDesc      = prometheus.NewDesc("sluice_service_tickets", "Tickets for bulk transfers that are out.", nil, nil)
 )
 
 func (m metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
@@ -227,8 +235,48 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(revisionDesc, prometheus.GaugeValue, float64(d.Revision), d.Kind)
 		ch <- prometheus.MustNewConstMetric(recordsDesc, prometheus.GaugeValue, float64(d.Records), d.Kind)
 	}
+	m.lists(ch)
 	ch <- prometheus.MustNewConstMetric(watchesDesc, prometheus.GaugeValue, float64(st.Watches))
 	ch <- prometheus.MustNewConstMetric(ticketsDesc, prometheus.GaugeValue, float64(st.Tickets))
+}
+
+// lists shows how fresh lists are.
+func (m metrics) lists(ch chan<- prometheus.Metric) {
+	all, err := m.svc.Lists()
+	if err != nil {
+		return // the store cannot be read, which everything else says louder
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, l := range all {
+		gauge(listRulesDesc, float64(l.Rules), l.Id)
+		gauge(listUpdatedDesc, float64(l.Updated), l.Id)
+		gauge(listHeldDesc, float64(l.HeldRules), l.Id)
+		if l.Url != "" {
+			gauge(listFetchedDesc, float64(l.Fetched), l.Id)
+			gauge(listTriedDesc, float64(l.Tried), l.Id)
+			gauge(listFailuresDesc, float64(l.Failures), l.Id)
+		}
+	}
+	own, err := m.svc.OwnLists()
+	if err != nil {
+		return
+	}
+	states := map[string]int{"good": 0, "failing": 0, "held": 0}
+	for _, l := range own {
+		switch {
+		case l.HeldRules > 0:
+			states["held"]++
+		case l.Failures > 0:
+			states["failing"]++
+		default:
+			states["good"]++
+		}
+	}
+	for state, n := range states {
+		gauge(ownListsDesc, float64(n), state)
+	}
 }
 
 func handler(w io.Writer, format config.LogFormat, level slog.Leveler) slog.Handler {

@@ -78,6 +78,8 @@ type Sluice struct {
 	ForwardZones []ForwardZone `yaml:"forward_zones"`
 	PolicyZones  []PolicyZone  `yaml:"policy_zones"`
 	Users        Users         `yaml:"users"`
+	Fetch        Fetch         `yaml:"fetch"`     // standalone
+	OwnLists     OwnLists      `yaml:"own_lists"` // standalone
 	Limits       Limits        `yaml:"limits"`
 	Admin        Admin         `yaml:"admin"`
 	HTTP         HTTP          `yaml:"http"`
@@ -427,6 +429,7 @@ type Bizd struct {
 	Transfers   int         `yaml:"transfers" min:"1" max:"10000"`
 	ShrinkGuard ShrinkGuard `yaml:"shrink_guard"`
 	Fetch       Fetch       `yaml:"fetch"`
+	OwnLists    OwnLists    `yaml:"own_lists"`
 	HTTP        HTTP        `yaml:"http"`
 	Log         Log         `yaml:"log"`
 	Testing     Testing     `yaml:"testing"`
@@ -441,10 +444,23 @@ type ServerTLS struct {
 
 // Fetch bounds the download of lists.
 type Fetch struct {
-	MaxSize          int64         `yaml:"max_size" as:"size" min:"1KiB" max:"4GiB"`
+	MaxSize          int64         `yaml:"max_size" as:"size" min:"1KiB" max:"512MiB"` // resolvers take no more
 	Timeout          time.Duration `yaml:"timeout" min:"1s" max:"1h"`
 	PrivateAddresses bool          `yaml:"private_addresses"`
+	Files            []string      `yaml:"files" as:"path"` // folders whose files file: URLs may name
 }
+
+// OwnLists bounds the lists that users have of their own.
+type OwnLists struct {
+	Number  int   `yaml:"number" min:"1" max:"512"` // of a user
+	MaxSize int64 `yaml:"max_size" as:"size" min:"1KiB" max:"512MiB"`
+	Rules   int   `yaml:"rules" min:"1" max:"10000000"` // of a user, own rules included
+}
+
+var (
+	defaultFetch    = Fetch{MaxSize: 300 << 20, Timeout: time.Minute}
+	defaultOwnLists = OwnLists{Number: 16, MaxSize: 16 << 20, Rules: 500_000}
+)
 
 // Default is the configuration of an empty file, before the host's name is
 // filled in.
@@ -501,10 +517,12 @@ func Default() *Sluice {
 			StaleAfter:    15 * time.Second,
 			ShrinkGuard:   defaultShrinkGuard,
 		},
-		Limits: Limits{Class: "auto"},
-		Admin:  Admin{Listen: Endpoint{"tcp", "127.0.0.1:8053"}},
-		HTTP:   HTTP{Listen: Endpoint{"tcp", "127.0.0.1:8080"}},
-		Log:    Log{Level: LevelInfo, Format: FormatText},
+		Fetch:    defaultFetch,
+		OwnLists: defaultOwnLists,
+		Limits:   Limits{Class: "auto"},
+		Admin:    Admin{Listen: Endpoint{"tcp", "127.0.0.1:8053"}},
+		HTTP:     HTTP{Listen: Endpoint{"tcp", "127.0.0.1:8080"}},
+		Log:      Log{Level: LevelInfo, Format: FormatText},
 	}
 }
 
@@ -517,7 +535,8 @@ func DefaultBizd() *Bizd {
 		Listen:      Endpoint{"tcp", "127.0.0.1:8054"},
 		Transfers:   4,
 		ShrinkGuard: defaultShrinkGuard,
-		Fetch:       Fetch{MaxSize: 300 << 20, Timeout: time.Minute},
+		Fetch:       defaultFetch,
+		OwnLists:    defaultOwnLists,
 		HTTP:        HTTP{Listen: Endpoint{"tcp", "127.0.0.1:8080"}},
 		Log:         Log{Level: LevelInfo, Format: FormatText},
 	}

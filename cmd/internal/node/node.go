@@ -140,6 +140,9 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 	if n.resolver, err = resolver.New(*ro); err != nil {
 		return nil, err
 	}
+	if n.service != nil {
+		n.service.resolver.Store(n.resolver)
+	}
 	n.sockets.given = true // the resolver closes them from now on
 	if n.control, err = newControl(n); err != nil {
 		return nil, err
@@ -334,6 +337,7 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { return n.sync.Run(ctx) })
 	g.Go(func() error { n.followSync(ctx); return nil })
+	g.Go(func() error { n.wantBlobs(ctx); return nil })
 	g.Go(func() error {
 		if n.service != nil {
 			n.awaitUsers(ctx)

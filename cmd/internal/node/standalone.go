@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"path/filepath"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/sluice-dns/sluice/cmd/internal/bizlogic"
 	"github.com/sluice-dns/sluice/cmd/internal/config"
+	"github.com/sluice-dns/sluice/resolver"
 )
 
 // inProcess is the address of the service inside this process.
@@ -27,15 +30,33 @@ type standalone struct {
 	pipe    *bufconn.Listener
 	listen  net.Listener // nil when off
 	addr    string
+
+	resolver atomic.Pointer[resolver.Resolver] // nil until it is built
+}
+
+// resolve finds where lists are fetched by the resolver of this very process, which may be the only one there is.
+func (s *standalone) resolve(ctx context.Context, host string) ([]netip.Addr, error) {
+	r := s.resolver.Load()
+	if r == nil {
+		return nil, errors.New("the resolver has not started yet")
+	}
+	return r.LookupHost(ctx, host)
 }
 
 func openStandalone(c *config.Sluice, o Options, log *slog.Logger) (*standalone, error) {
 	dir := filepath.Join(c.DataDir, "service")
-	svc, err := bizlogic.Open(bizlogic.Options{Dir: dir, Compile: bizlogic.Engine, Version: o.Version, Log: log})
+	s := &standalone{pipe: bufconn.Listen(1 << 20)}
+	svc, err := bizlogic.Open(bizlogic.Options{
+		Dir: dir, Compile: bizlogic.Engine, Version: o.Version, Log: log,
+		Guard: bizlogic.Guard{Share: c.Users.ShrinkGuard.Share, Min: c.Users.ShrinkGuard.Min, Window: c.Users.ShrinkGuard.Window},
+		Download: bizlogic.Download{MaxSize: c.Fetch.MaxSize, Timeout: c.Fetch.Timeout, PrivateAddresses: c.Fetch.PrivateAddresses,
+			Files: c.Fetch.Files, Resolve: s.resolve},
+		Own: bizlogic.OwnLists{Number: c.OwnLists.Number, MaxSize: c.OwnLists.MaxSize, Rules: c.OwnLists.Rules},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("standalone service: %w", err)
 	}
-	s := &standalone{service: svc, pipe: bufconn.Listen(1 << 20)}
+	s.service = svc
 	if s.listen, s.addr, err = listenEndpoint(c.Users.ServiceListen); err != nil {
 		svc.Close()
 		return nil, fmt.Errorf("users.service_listen: %w", err)

@@ -1,0 +1,66 @@
+package resolver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
+)
+
+// LookupHost finds the addresses of a name, IPv4 first, for what this process itself connects to. It resolves as
+// for clients, but for nobody: no user's policy has a say. An error says that there is no address, or why none
+// could be found; with one family out of reach the other is enough.
+func (r *Resolver) LookupHost(ctx context.Context, host string) ([]netip.Addr, error) {
+	name, err := dnsname.Parse(host)
+	if err != nil {
+		return nil, err
+	}
+	types := [...]uint16{dnswire.TypeA, dnswire.TypeAAAA}
+	var found [len(types)][]netip.Addr
+	var errs [len(types)]error
+	var g errgroup.Group
+	for i, typ := range types {
+		g.Go(func() error {
+			found[i], errs[i] = r.engine.addresses(ctx, query.Question{Name: name, Type: typ, Class: dnswire.ClassIN})
+			return nil
+		})
+	}
+	_ = g.Wait()
+	all := append(found[0], found[1]...)
+	if len(all) > 0 {
+		return all, nil
+	}
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	return nil, fmt.Errorf("%s has no address", host)
+}
+
+// addresses are those of an answer.
+func (e *engine) addresses(ctx context.Context, q query.Question) (all []netip.Addr, err error) {
+	entry, err := e.Fetch(ctx, query.NewTree(clock.Elapsed(), query.Budget{}), q)
+	if err != nil {
+		return nil, err
+	}
+	a := entry.View()
+	if a.Status == query.Bogus {
+		return nil, fmt.Errorf("the answer for %v is Bogus", q.Name)
+	}
+	for off := 0; ; {
+		kind, value, next, ok := a.Facts.Next(off)
+		if !ok {
+			return all, nil
+		}
+		off = next
+		if addr, ok := netip.AddrFromSlice(value); ok && kind == query.FactAddress {
+			all = append(all, addr)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package usercache
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+)
+
+func TestBlobsOfRecords(t *testing.T) {
+	hash := func(n byte) []byte { return bytes.Repeat([]byte{n}, 32) }
+	settings := func(n byte) *userv1.Settings {
+		return &userv1.Settings{Lists: &userv1.StringSet{Values: []string{"ads"}}, OwnLists: &userv1.OwnListSet{
+			Values: []*userv1.OwnList{{Id: "a", Sha256: hash(n)}, {Id: "b", Sha256: hash(n + 1), Url: "https://a.example/"}}, Removed: []string{"c"}}}
+	}
+	long := func(n byte) *userv1.Rules {
+		return &userv1.Rules{Body: &userv1.Rules_Sha256{Sha256: hash(n)}, Size: 40_000}
+	}
+	short := &userv1.Rules{Body: &userv1.Rules_Text{Text: hash(99)}}
+	for _, c := range []struct {
+		key  string
+		m    proto.Message
+		want []byte
+	}{
+		{"ann", &userv1.User{Policy: "p", Settings: settings(1), Rules: long(3), Devices: []*userv1.Device{
+			{Id: "pc", TokenSha256: [][]byte{hash(98)}}, {Id: "tv", Settings: settings(4), Rules: long(6)}}}, []byte{1, 2, 3, 4, 5, 6}},
+		{"bob", &userv1.User{Rules: short}, nil},
+		{"policy/p", &userv1.Policy{Settings: settings(1), Rules: long(3)}, []byte{1, 2, 3}},
+		{"list/ads", &userv1.List{Name: "Ads", Sha256: hash(7), Size: 3}, []byte{7}},
+		{"service/x", &userv1.Service{Name: "x", Rules: []string{"||x.example^"}}, nil},
+	} {
+		b, err := proto.Marshal(c.m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		walk := userBlobs
+		if bytes.IndexByte([]byte(c.key), '/') >= 0 {
+			walk = catalogueBlobs
+		}
+		var got []byte
+		walk([]byte(c.key), b, func(h [32]byte) { got = append(got, h[0]) })
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%s names %v; want %v", c.key, got, c.want)
+		}
+		for n := range b { // a record that was cut short must not do harm
+			walk([]byte(c.key), b[:n], func([32]byte) {})
+		}
+	}
+}
