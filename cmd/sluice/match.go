@@ -183,6 +183,10 @@ func (m *matching) print(j *resolver.Judgement) error {
 	}
 	switch {
 	case j.Rewrite == nil:
+	case j.Rewrite.Action == "drop":
+		fmt.Fprint(m.out, "; not answered")
+	case j.Rewrite.Action != "":
+		fmt.Fprint(m.out, "; answered over TCP alone")
 	case j.Rewrite.CNAME != "":
 		fmt.Fprintf(m.out, "; answered as %s", j.Rewrite.CNAME)
 	case len(j.Rewrite.Answers) > 0:

@@ -8,7 +8,8 @@
 // Names go in as canonical wire form (package dnsname). Out comes a Result: the verdict of all chosen lists
 // together with the list and line of the rule that decided; the text of the rule is the list's line. Within
 // the chosen lists the first of these wins, as in AdGuard: rewrites, $important exceptions, $important
-// blocks, exceptions, blocks, hosts lines. A rule of one chosen list disables its twins in all ($badfilter).
+// blocks, exceptions, blocks, hosts lines. A rule of one chosen list disables its twins in all ($badfilter). Of a
+// list that is a policy zone (RPZ) only the longest match counts, and its rules for clients come before all names.
 // What stands above and below that order (a user's settings, services, schedules) is package policy's.
 //
 // How it is kept. A rule that needs no more than a suffix is sixteen bytes in an open-addressing table, keyed
@@ -313,6 +314,12 @@ func sameName(text string, name []byte) bool {
 	}
 	return true
 }
+
+// What an Answer can be beyond an answer, in policy zones.
+const (
+	Drop    = rulelist.Drop
+	TCPOnly = rulelist.TCPOnly
+)
 
 // An Answer is what the rewrites of a Result add up to.
 type Answer struct {

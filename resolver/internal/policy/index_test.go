@@ -95,3 +95,16 @@ func TestIndexKept(t *testing.T) {
 		}
 	})
 }
+
+// TestZoneActions has a catalogue list that is a policy zone with actions that are no answers.
+func TestZoneActions(t *testing.T) {
+	w := newWorld(t)
+	w.list("zone", 0, "$TTL 60\nd.example CNAME rpz-drop.\nt.example CNAME rpz-tcp-only.\n")
+	w.put(usercache.Users, "u", &userv1.User{Settings: &userv1.Settings{Lists: set("zone")}, Devices: []*userv1.Device{{Id: "d"}}})
+	p := w.policy()
+	for name, want := range map[string]query.VerdictKind{"d.example.": query.Dropped, "t.example.": query.Truncated, "x.example.": query.Pass} {
+		if got := p.Question(w.ask(p, "d", name, "A")); got.Kind != want {
+			t.Errorf("%s is %s", name, say(got))
+		}
+	}
+}

@@ -132,6 +132,10 @@ func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdi
 func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16, ttl uint32) query.Verdict {
 	a := m.Rewrite(r, typ)
 	switch {
+	case a.Action == filter.Drop:
+		v.Kind = query.Dropped
+	case a.Action == filter.TCPOnly:
+		v.Kind = query.Truncated
 	case a.CNAME != "":
 		n, err := dnsname.Parse(a.CNAME)
 		if err != nil {
