@@ -12,7 +12,9 @@ package resolver
 
 import (
 	"context"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -95,6 +97,9 @@ type IdentifyOptions struct {
 	Relays, Dedicated  []netip.Prefix
 	DefaultDevice      map[netip.AddrPort]usercache.DeviceID
 	Stranger, WhenCold string
+	// Propose is told of device ids that do not exist and may be of a user with automatic devices; it must not
+	// wait. Nil: nobody is.
+	Propose func(*usercache.DeviceID)
 }
 
 // AnswerOptions shape responses.
@@ -241,12 +246,11 @@ func New(o Options) (_ *Resolver, err error) {
 		Directory: directory{o.Users}, ServerNames: o.Identify.ServerNames,
 		Relays: o.Identify.Relays, Dedicated: o.Identify.Dedicated, DefaultDevice: o.Identify.DefaultDevice,
 		Stranger: o.Identify.Stranger, WhenCold: o.Identify.WhenCold,
+		Propose: o.Identify.Propose, Verifying: int(o.Limits.Value(limits.Workers)) / 4,
 	})
-	var secret [32]byte
-	rand.Read(secret[:])
 	path := pipeline.Options{
 		Gate: gate, Identify: ident, Policy: r.policy, Local: local, Answers: r.engine, Fetch: r.engine,
-		Cookies: cookie.New(secret),
+		Cookies: cookie.New(cookieSecret(o.NameKey)),
 		Budget: func() query.Budget {
 			return query.Budget{
 				Time:    o.Recursion.QueryTimeout,
@@ -292,6 +296,19 @@ func New(o Options) (_ *Resolver, err error) {
 
 // ownRulesShare is the part of the Go heap that users' own rules may take once compiled.
 const ownRulesShare = 16
+
+// cookieSecret makes the secret of server cookies from the key in the data directory, so that clients keep theirs
+// over a restart, and so does whoever gives several resolvers one key (RFC 9018 section 2). Without a key it is
+// random.
+func cookieSecret(key [16]byte) (secret [32]byte) {
+	if key == ([16]byte{}) {
+		rand.Read(secret[:])
+		return secret
+	}
+	h := hmac.New(sha256.New, key[:])
+	h.Write([]byte("secret of server cookies"))
+	return [32]byte(h.Sum(nil))
+}
 
 // newListeners makes the servers of all transports.
 func (r *Resolver) newListeners() (servers []server, err error) {

@@ -246,7 +246,7 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		Access:      resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},
 		Identify: resolver.IdentifyOptions{
 			Relays: c.Identify.Relays, Dedicated: c.Identify.Dedicated, DefaultDevice: map[netip.AddrPort]usercache.DeviceID{},
-			Stranger: c.Stranger, WhenCold: c.Users.WhenCold,
+			Stranger: c.Stranger, WhenCold: c.Users.WhenCold, Propose: n.sync.Propose,
 		},
 		Recursion: resolver.RecursionOptions{
 			Prime: c.Recursion.PrimeRoot, PrimeOnce: !c.Recursion.RefreshRoot, NoIPv4: !c.Recursion.IPv4, NoIPv6: !c.Recursion.IPv6,
