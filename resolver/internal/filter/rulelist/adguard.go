@@ -272,10 +272,10 @@ func (p *parser) expression(e string) string {
 		return "expression: " + err.Error()
 	}
 	if len(prog.Inst) > maxInsts {
-		return "an expression that costs too much"
+		return fmt.Sprintf("an expression that costs too much: %d steps, the limit is %d", len(prog.Inst), maxInsts)
 	}
 	if p.insts += len(prog.Inst); p.insts > maxAllInsts {
-		return "the list's expressions together cost too much"
+		return fmt.Sprintf("the list's expressions together cost too much: the limit is %d steps", maxAllInsts)
 	}
 	if matchesAll(re) && !r.Allow && !r.Bad && !r.Mods.restricts() {
 		p.world("/" + e + "/")

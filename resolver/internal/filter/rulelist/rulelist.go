@@ -33,6 +33,9 @@ const (
 	MaxComplaints = 1000
 	// MaxRules is how many rules one list may hold by default: three times the largest known list.
 	MaxRules = 5_000_000
+	// maxCostly is how many rules of a list may have conditions, rewrites or addresses, which take hundreds of
+	// bytes each; real lists have a few hundred.
+	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
 	Version = 1
 	// maxComplaintText is how much of a bad line a complaint quotes.
@@ -222,6 +225,7 @@ type parser struct {
 	rule   Rule
 	name   [256]byte // what rule.Name points to
 	seen   bool      // a line that is neither blank nor comment has been met
+	costly int       // rules that need more than a few bytes
 	insts  int       // instructions of all expressions so far
 	zone   zone
 }
@@ -383,6 +387,12 @@ func (p *parser) hand() {
 		}
 		return
 	}
+	if p.rule.Mods != nil || p.rule.Form == HostAddr {
+		if p.costly++; p.costly > maxCostly {
+			p.report.complain(p.line, nil, fmt.Sprintf("the list has more than %d rules with conditions, rewrites or addresses", maxCostly))
+			return
+		}
+	}
 	p.report.Rules++
 	p.emit(&p.rule)
 }
@@ -458,6 +468,29 @@ func isCosmetic(s []byte) bool {
 }
 
 func trim(b []byte) []byte { return bytes.Trim(b, " \t") }
+
+// Line returns a line of a list by its number in Parse, without outer blanks; "" if there is none. This is how
+// the text of a rule is found again: an index keeps list and line alone, the text of the list stays on disk.
+func Line(text []byte, line uint32) string {
+	at := 0
+	for n := uint32(1); n < line; n++ {
+		i := lineEnd(text[at:])
+		if i < 0 {
+			return ""
+		}
+		if at += i + 1; text[at-1] == '\r' && at < len(text) && text[at] == '\n' {
+			at++
+		}
+	}
+	end := len(text)
+	if i := lineEnd(text[at:]); i >= 0 {
+		end = at + i
+	}
+	if line == 0 {
+		return ""
+	}
+	return string(trim(bytes.TrimPrefix(text[at:end], bom)))
+}
 
 // LineStarts returns where each line of a text begins, by the same line ends and so the same numbers as Parse.
 func LineStarts(text []byte) []int {

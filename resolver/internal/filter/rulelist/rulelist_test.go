@@ -250,6 +250,14 @@ func TestLineEnds(t *testing.T) {
 						t.Errorf("%q %s: %q, %v, want %q", in, name, got, err, want)
 					}
 				}
+				for i, l := range lines {
+					if got := Line([]byte(in), uint32(i+1)); got != l {
+						t.Errorf("%q: line %d is %q", in, i+1, got)
+					}
+				}
+				if got := Line([]byte(in), 0) + Line([]byte(in), 99); got != "" {
+					t.Errorf("%q: no line is %q", in, got)
+				}
 				starts := LineStarts([]byte(in))
 				if !strings.HasPrefix(in[starts[5]:], "0.0.0.0") {
 					t.Errorf("%q: line 6 begins with %q", in, in[starts[5]:])
@@ -315,6 +323,38 @@ func TestHostile(t *testing.T) {
 		rep := ParseString(strings.Repeat("/a{900}b/\n", 2000), func(*Rule) { n++ })
 		if n == 0 || n > maxAllInsts/900 || rep.Rules+rep.Skipped != 2000 {
 			t.Errorf("%d expressions taken, %d skipped", n, rep.Skipped)
+		}
+	})
+	t.Run("ten thousand alternatives", func(t *testing.T) {
+		var short, long strings.Builder
+		for i := range 10_000 {
+			fmt.Fprintf(&long, "|x%d", i)
+		}
+		for i := range 160 {
+			fmt.Fprintf(&short, "|x%cy%c", 'a'+i%26, 'a'+i/26)
+		}
+		rep := ParseString("/"+long.String()[1:]+"/\n/("+short.String()[1:]+"){2,40}/\n||a.example^", func(*Rule) {})
+		if rep.Rules != 1 || rep.Skipped != 2 || !strings.Contains(rep.Complaints[0].Reason, "1024") || !strings.Contains(rep.Complaints[1].Reason, "the limit is 1000") {
+			t.Errorf("%d rules, complaints %.300v", rep.Rules, rep.Complaints)
+		}
+	})
+	t.Run("conditions without end", func(t *testing.T) {
+		n := 0
+		rep, err := Parse(&repeat{text: "||a.example^$client=x\n", n: maxCostly + 5}, Options{}, func(*Rule) { n++ })
+		if err != nil || n != maxCostly || rep.Skipped != 5 || !strings.Contains(rep.Complaints[0].Reason, "more than 300000 rules with") {
+			t.Errorf("%d rules, %d skipped, %v", n, rep.Skipped, err)
+		}
+	})
+	t.Run("four hundred megabytes", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("a second or two")
+		}
+		// Of short rules the number is bounded, and then the reading stops; long lines and comments are read through.
+		n := 0
+		read := &repeat{text: "||x1.example^\n", n: 30 << 20}
+		rep, err := Parse(read, Options{}, func(*Rule) { n++ })
+		if err != nil || n != MaxRules || !rep.Truncated || !strings.Contains(rep.Complaints[0].Reason, "more than 5000000 rules") || read.n < 20<<20 {
+			t.Errorf("%d rules, %d lines left, %+v, %v", n, read.n, rep, err)
 		}
 	})
 	t.Run("unclosed parenthesis", func(t *testing.T) {
@@ -397,6 +437,28 @@ func FuzzParse(f *testing.F) {
 		})
 		if err != nil || rep.Rules != n || len(rep.Complaints) > MaxComplaints || rep.Skipped < len(rep.Complaints) {
 			t.Errorf("%v; %d rules handed out, report %+v", err, n, rep)
+		}
+	})
+}
+
+// FuzzZone reads policy zones: whatever a zone holds, rules name what can be matched, and no line is lost.
+func FuzzZone(f *testing.F) {
+	f.Add("$TTL 300\n$ORIGIN rpz.example.\n@ SOA a. b. ( 1 2\n3 4 5 )\n NS x.\na CNAME .\n\tIN 60 CNAME *.\n*.b.rpz.example. CNAME rpz-drop.\n")
+	f.Add("$TTL 1\n32.1.2.0.192.rpz-ip CNAME .\n128.1.zz.db8.2001.rpz-client-ip IN CNAME rpz-passthru.\nx.rpz-nsdname CNAME .\n")
+	f.Add("$ORIGIN .\na A 192.0.2.1\n  AAAA ::1\nb TXT \"x;y\" ; c\nc MX 10 d.\n$INCLUDE f\n$GENERATE 1-9 a$ CNAME .\n(\n")
+	f.Fuzz(func(t *testing.T, in string) {
+		n := 0
+		rep := ParseString("$TTL 1\n"+in, func(r *Rule) {
+			n++
+			if err := dnsname.Check(r.Name); err != nil || !r.Form.IsZone() {
+				t.Errorf("%s: name %q, form %d: %v", show(r), r.Name, r.Form, err)
+			}
+			if r.Trigger != ByName && (!r.Prefix.IsValid() || r.Prefix != r.Prefix.Masked() || r.Mods != nil) {
+				t.Errorf("prefix %v with %+v", r.Prefix, r.Mods)
+			}
+		})
+		if n != rep.Rules {
+			t.Errorf("%d rules handed out, report %+v", n, rep)
 		}
 	})
 }
