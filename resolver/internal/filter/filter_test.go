@@ -359,3 +359,5 @@ func TestJudge(t *testing.T) {
 		}
 	}
 }
+
+func wireName(text string) []byte { return []byte(dnsname.MustParse(text)) }

@@ -436,10 +436,13 @@ func target(s string) (string, error) {
 	}
 	n := hostName(&buf, []byte(s))
 	bad := n == 0
+	numeric := false // of the last label: a mistyped address, no top-level domain
 	for i := 0; !bad && buf[i] != 0; i += 1 + int(buf[i]) {
-		l := buf[i+1 : i+1+int(buf[i])]
-		bad = l[0] == '-' || strings.Contains(string(l), "_")
+		l := string(buf[i+1 : i+1+int(buf[i])])
+		bad = l[0] == '-' || strings.Contains(l, "_")
+		numeric = strings.Trim(l, "0123456789") == ""
 	}
+	bad = bad || numeric
 	if bad {
 		return "", fmt.Errorf("%q is not a host name", s)
 	}
