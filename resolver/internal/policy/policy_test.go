@@ -3,6 +3,7 @@ package policy
 import (
 	"crypto/sha256"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func (w *world) get(sum [32]byte) ([]byte, bool) {
 }
 
 func (w *world) policy() *Policy {
-	return New(Options{Key: dnsname.NewKey([16]byte{7}), Users: w.cache, Blob: w.get})
+	return New(Options{Key: dnsname.NewKey([16]byte{7}), Users: w.cache, Blob: w.get, Logger: slog.New(slog.DiscardHandler)})
 }
 
 func set(values ...string) *userv1.StringSet { return &userv1.StringSet{Values: values} }
