@@ -28,6 +28,8 @@ type Download struct {
 	Files []string
 	// Resolve finds the addresses of a name. Nil asks the system.
 	Resolve func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	public func(netip.Addr) bool // tests have public addresses of their own
 }
 
 const (
@@ -60,11 +62,14 @@ func newDownloader(o Download) *downloader {
 	if o.Timeout <= 0 {
 		o.Timeout = time.Minute
 	}
+	if o.public == nil {
+		o.public = public
+	}
 	dialer := &net.Dialer{Timeout: 15 * time.Second}
 	if !o.PrivateAddresses {
 		dialer.Control = func(_, address string, _ syscall.RawConn) error {
 			ap, err := netip.ParseAddrPort(address)
-			if err != nil || !public(ap.Addr()) {
+			if err != nil || !o.public(ap.Addr()) {
 				return fmt.Errorf("%s is not a public address, and fetch.private_addresses is off", address)
 			}
 			return nil

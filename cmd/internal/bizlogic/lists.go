@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"os"
 	"slices"
 	"time"
 
@@ -466,7 +465,7 @@ func (a listServer) RefreshList(ctx context.Context, req *adminv1.RefreshListReq
 // refresh fetches a list. A failure is remembered with the list, which stays as it is.
 func (s *Service) refresh(ctx context.Context, id string, l *userv1.List, src *storev1.ListSource) (listDone, error) {
 	w := s.wantedList(src.Url)
-	if _, err := os.Stat(s.blobPath(l.Sha256)); err == nil && len(src.HeldSha256) == 0 {
+	if hasText(s.opts.Dir, l.Sha256) && len(src.HeldSha256) == 0 {
 		w.etag, w.lastModified = src.Etag, src.LastModified
 	}
 	got, err := s.fetch(ctx, w)

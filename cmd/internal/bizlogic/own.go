@@ -84,7 +84,7 @@ func (s *Service) fetchOwn(ctx context.Context, urls []string) error {
 			return err
 		}
 		if src != nil {
-			if _, err := os.Stat(s.blobPath(src.Sha256)); err == nil {
+			if hasText(s.opts.Dir, src.Sha256) {
 				continue
 			}
 		}
@@ -168,7 +168,7 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 		return s.spread(ctx, from)
 	}
 	w := wanted{url: from, most: s.opts.Own.MaxSize, bound: "own_lists.max_size"}
-	if _, err := os.Stat(s.blobPath(src.Sha256)); len(src.Sha256) > 0 && err == nil && len(src.Source.HeldSha256) == 0 {
+	if hasText(s.opts.Dir, src.Sha256) && len(src.Source.HeldSha256) == 0 {
 		w.etag, w.lastModified = src.Source.Etag, src.Source.LastModified
 	}
 	got, err := s.fetch(ctx, w)
@@ -394,10 +394,8 @@ func (s *Service) dueOwn(now time.Time) (due []string, err error) {
 			old := now.Add(-keepUnused).Unix() > max(src.Updated, src.Source.Tried)
 			switch {
 			case src.Source.Url == "":
-				if old {
-					if _, err := os.Stat(s.blobPath(src.Sha256)); err != nil { // its blob has been forgotten
-						unused = append(unused, string(k))
-					}
+				if old && !hasText(s.opts.Dir, src.Sha256) { // it has been forgotten
+					unused = append(unused, string(k))
 				}
 			case usesOf(tx, string(k), 1) == 0:
 				if old {
@@ -548,9 +546,12 @@ func (v *view) settleOwnList(field string, l *userv1.OwnList) error {
 	if src != nil {
 		l.Sha256, l.Size, l.Rules = src.Sha256, src.Size, src.Rules
 	}
-	fi, err := os.Stat(blobPath(v.b.dir, l.Sha256))
-	if err != nil || len(l.Sha256) != 32 {
+	if !hasText(v.b.dir, l.Sha256) {
 		return invalid(field, "the text %x of %s is not here; upload it first", l.Sha256, l.Id)
+	}
+	fi, err := os.Stat(blobPath(v.b.dir, l.Sha256))
+	if err != nil {
+		return err
 	}
 	if l.Size = uint64(fi.Size()); fi.Size() > v.b.own.MaxSize {
 		return invalid(field, "%s has %d bytes; at most %d (own_lists.max_size)", l.Id, fi.Size(), v.b.own.MaxSize)

@@ -167,6 +167,15 @@ func blobPath(dir string, sum []byte) string {
 	return fmt.Sprintf("%s/blobs/%02x/%x", dir, sum[:1], sum)
 }
 
+// hasText reports whether the text of a SHA-256 is kept, as far as can be said without reading it.
+func hasText(dir string, sum []byte) bool {
+	if len(sum) != sha256.Size {
+		return false
+	}
+	fi, err := os.Stat(blobPath(dir, sum))
+	return err == nil && fi.Mode().IsRegular()
+}
+
 // judge says whether a text can be a list that is used without being looked at by those it is used for. Only
 // a few are compiled at a time, whoever wants them.
 func (s *Service) judge(ctx context.Context, name string, t *text) (Report, error) {
