@@ -350,18 +350,14 @@ func (x *Exchange) udp(ctx context.Context, tree *query.Tree, s *server, a *quer
 	return v, nil
 }
 
-// roundTrip writes p to c and reads one datagram. On error c has been released.
+// roundTrip sends p and receives one datagram in time. On error c has been released.
 func roundTrip(ctx context.Context, c PacketConn, p, in []byte, left time.Duration) (int, error) {
 	c.SetReadDeadline(time.Now().Add(left)) // cannot fail on an open endpoint
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
 		stop = context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
 	}
-	_, err := c.Write(p)
-	n := 0
-	if err == nil {
-		n, err = c.Read(in)
-	}
+	n, err := c.RoundTrip(p, in)
 	if !stop() && err == nil {
 		// The deadline is being moved behind our back, so the endpoint cannot be used again.
 		err = ctx.Err()

@@ -188,18 +188,19 @@ const maxUses = 32
 
 // A socket is a connected UDP socket. Between take and Release it belongs to one exchange.
 type socket struct {
-	*os.File // in the runtime's poller; its Read and Write take an empty datagram for the end of a file
+	*os.File // in the runtime's poller; its own Read takes an empty datagram for the end of a file
 	raw      syscall.RawConn
 	fd       int
 	uses     int
 	shard    *shard
 	place    int // in the shard; -1: beyond it
 
-	// Arguments and results of recv, which is made once so that Read allocates nothing.
-	recv  func(fd uintptr) (done bool)
-	buf   []byte
-	n     int
-	errno syscall.Errno
+	// turn sends out, and receives in when it is called again. It is made once so that RoundTrip allocates
+	// nothing; the rest are its arguments and results.
+	turn    func(fd uintptr) (done bool)
+	out, in []byte
+	n       int
+	err     error
 }
 
 func open(source netip.Addr, v6 bool, server netip.AddrPort) (*socket, error) {
@@ -220,11 +221,25 @@ func open(source netip.Addr, v6 bool, server netip.AddrPort) (*socket, error) {
 		c.Close()
 		return nil, err
 	}
-	c.recv = func(fd uintptr) bool {
-		// RawSyscall: the socket does not block, so the scheduler need not know.
-		n, _, e := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&c.buf[0])), uintptr(len(c.buf)))
-		c.n, c.errno = int(n), e
-		return e != syscall.EAGAIN
+	// RawSyscall: the socket does not block, so the scheduler need not know.
+	c.turn = func(fd uintptr) bool {
+		if out := c.out; out != nil {
+			c.out = nil
+			_, _, e := syscall.RawSyscall(unix.SYS_WRITE, fd, uintptr(unsafe.Pointer(&out[0])), uintptr(len(out)))
+			if e != 0 && e != syscall.EAGAIN && e != syscall.ENOBUFS { // a full send queue is a datagram lost
+				c.err = os.NewSyscallError("write", e)
+				return true
+			}
+			return false
+		}
+		n, _, e := syscall.RawSyscall(unix.SYS_READ, fd, uintptr(unsafe.Pointer(&c.in[0])), uintptr(len(c.in)))
+		if e == syscall.EAGAIN {
+			return false
+		}
+		if c.n = int(n); e != 0 {
+			c.n, c.err = 0, os.NewSyscallError("read", e)
+		}
+		return true
 	}
 	return c, nil
 }
@@ -298,30 +313,19 @@ func (c *socket) reconnect(server netip.AddrPort) bool {
 	return e == syscall.EAGAIN
 }
 
-// Read waits for a datagram.
-func (c *socket) Read(p []byte) (int, error) {
-	c.buf = p
-	err := c.raw.Read(c.recv)
-	c.buf = nil
-	if err != nil {
-		return 0, err
+// RoundTrip sends within the poller's Read: the poller then hears of whatever comes back, and nothing need be
+// looked for in a socket that is known to be empty.
+func (c *socket) RoundTrip(out, in []byte) (int, error) {
+	c.out, c.in, c.n, c.err = out, in, 0, nil
+	err := c.raw.Read(c.turn)
+	c.out, c.in = nil, nil
+	if err == nil {
+		err = c.err
 	}
-	if c.errno != 0 {
-		return 0, os.NewSyscallError("read", c.errno)
-	}
-	return c.n, nil
+	return c.n, err
 }
 
-// Write sends a datagram. A full send queue is a datagram lost.
-func (c *socket) Write(p []byte) (int, error) {
-	_, _, e := syscall.RawSyscall(unix.SYS_WRITE, uintptr(c.fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)))
-	if e != 0 && e != syscall.EAGAIN && e != syscall.ENOBUFS {
-		return 0, os.NewSyscallError("write", e)
-	}
-	return len(p), nil
-}
-
-// SetReadDeadline bounds Read.
+// SetReadDeadline bounds RoundTrip.
 func (c *socket) SetReadDeadline(t time.Time) error { return c.File.SetReadDeadline(t) }
 
 // Release gives the socket back to its shard, or closes it.

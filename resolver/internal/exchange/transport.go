@@ -18,12 +18,11 @@ type Transport interface {
 	Close() error
 }
 
-// A PacketConn exchanges datagrams with one server. Methods are those of net.Conn; SetReadDeadline may be
-// called while Read waits.
+// A PacketConn exchanges datagrams with one server.
 type PacketConn interface {
-	// Read returns the length of a datagram whose bytes beyond len(p) are lost.
-	Read(p []byte) (int, error)
-	Write(p []byte) (int, error)
+	// RoundTrip sends out and waits for a datagram, of which it returns the length; bytes beyond len(in) are lost.
+	RoundTrip(out, in []byte) (int, error)
+	// SetReadDeadline bounds RoundTrip and may be called meanwhile.
 	SetReadDeadline(time.Time) error
 	// Release ends the use. Clean says that one query got one response and nothing more is expected, so that
 	// the endpoint may serve another server.
@@ -53,5 +52,12 @@ func (d dialing) Stream(ctx context.Context, server netip.AddrPort) (net.Conn, e
 func (d dialing) Close() error { return nil }
 
 type dialled struct{ net.Conn }
+
+func (c dialled) RoundTrip(out, in []byte) (int, error) {
+	if _, err := c.Write(out); err != nil {
+		return 0, err
+	}
+	return c.Read(in)
+}
 
 func (c dialled) Release(bool) { c.Close() }
