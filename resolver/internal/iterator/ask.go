@@ -64,10 +64,10 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 			// Servers that stay silent after two questions each are not worth a third while there are others
 			// to be found.
 			var a *attempt
-			if s.answered || s.timeouts < 2*len(z.servers) || !z.hasNames() {
+			if s.answered || s.timeouts < 2*len(z.servers) || !r.hasNames(z) {
 				a = s.next()
 			}
-			if a == nil && (s.inFlight == 0 || !s.answered && z.hasNames()) && s.fallback == nil && !s.over() {
+			if a == nil && (s.inFlight == 0 || !s.answered && r.hasNames(z)) && s.fallback == nil && !s.over() {
 				found, err := r.more(z, s.answered)
 				if err != nil {
 					return response{}, err

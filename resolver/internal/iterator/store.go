@@ -25,8 +25,17 @@ func (r *run) get(name dnsname.Name, typ uint16) (query.RRset, bool) {
 }
 
 func (r *run) look(name dnsname.Name, typ uint16, subnet query.Subnet) (query.RRset, rrcache.Found) {
-	k := rrcache.Key{Name: name, Type: typ, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}
-	s, found := r.it.opts.RRsets.Get(k, r.now)
+	at := r.at(name, subnet)
+	return r.lookAt(&at, typ)
+}
+
+// at begins looks for several types at one name.
+func (r *run) at(name dnsname.Name, subnet query.Subnet) rrcache.At {
+	return r.it.opts.RRsets.At(rrcache.Key{Name: name, Class: dnswire.ClassIN, View: r.q.View, Subnet: subnet}, r.now)
+}
+
+func (r *run) lookAt(at *rrcache.At, typ uint16) (query.RRset, rrcache.Found) {
+	s, found := at.Get(typ)
 	if found.Stale && r.staleTTL > 0 {
 		found.OK, r.out.Stale = true, true
 		s.TTL = r.staleTTL
@@ -45,10 +54,10 @@ func (r *run) tells(zone dnsname.Name) bool {
 	return r.q.Subnet.Family != 0 && r.it.opts.Told != nil && r.it.opts.Told(zone)
 }
 
-// find is look for the answer to a client.
-func (r *run) find(name dnsname.Name, typ uint16) (query.RRset, rrcache.Found) {
+// find is lookAt for the answer to a client; at is the name without a subnet.
+func (r *run) find(at *rrcache.At, name dnsname.Name, typ uint16) (query.RRset, rrcache.Found) {
 	if !r.tells(name) {
-		return r.look(name, typ, query.Subnet{})
+		return r.lookAt(at, typ)
 	}
 	s, found := r.look(name, typ, r.q.Subnet)
 	if !found.OK {
@@ -65,7 +74,8 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 	if typ == dnswire.TypeANY {
 		return r.cachedAny(name)
 	}
-	s, found := r.find(name, typ)
+	at := r.at(name, query.Subnet{})
+	s, found := r.find(&at, name, typ)
 	if found.OK {
 		if n := &found.Negative; n.Kind != rrcache.NoKind {
 			if typ == dnswire.TypeDS && n.SOA.Type != dnswire.TypeSOA && !r.q.CD && !r.offline {
@@ -78,7 +88,7 @@ func (r *run) cached(name dnsname.Name, typ uint16) (response, bool) {
 		}
 	}
 	if typ != dnswire.TypeCNAME {
-		if c, found := r.find(name, dnswire.TypeCNAME); found.OK && answers(&c) && !unproven(&c) {
+		if c, found := r.find(&at, name, dnswire.TypeCNAME); found.OK && answers(&c) && !unproven(&c) {
 			if target := nameIn(dnswire.TypeCNAME, c.First()); target != "" {
 				return response{kind: kindAlias, last: target, chain: []query.RRset{c}}, true
 			}
@@ -117,8 +127,9 @@ var commonTypes = [...]uint16{
 }
 
 func (r *run) cachedAny(name dnsname.Name) (response, bool) {
+	at := r.at(name, query.Subnet{})
 	for _, t := range commonTypes {
-		s, found := r.find(name, t)
+		s, found := r.find(&at, name, t)
 		switch {
 		case !found.OK:
 		case found.Negative.Kind == rrcache.NXDomain:
@@ -165,14 +176,15 @@ const (
 )
 
 func (r *run) known(name dnsname.Name) knowledge {
-	s, found := r.look(name, dnswire.TypeA, query.Subnet{})
+	at := r.at(name, query.Subnet{})
+	s, found := r.lookAt(&at, dnswire.TypeA)
 	switch {
 	case found.OK && found.Negative.Kind == rrcache.NXDomain:
 		return denied
 	case found.OK && (found.Negative.Kind == rrcache.NoData || answers(&s)):
 		return exists
 	}
-	if s, ok := r.get(name, dnswire.TypeCNAME); ok && answers(&s) {
+	if s, found := r.lookAt(&at, dnswire.TypeCNAME); found.OK && found.Negative.Kind == rrcache.NoKind && answers(&s) {
 		return exists
 	}
 	return unknown
@@ -192,14 +204,14 @@ func (r *run) provenDenial(name, zone dnsname.Name) (rrcache.Negative, bool) {
 // secureZone reports whether the zone's keys were found Secure: its denials can then be believed, and forged
 // answers will be noticed.
 func (r *run) secureZone(zone dnsname.Name) bool {
-	s, ok := r.get(zone, dnswire.TypeDNSKEY)
-	return ok && s.Status == query.Secure
+	k := rrcache.Key{Name: zone, Type: dnswire.TypeDNSKEY, Class: dnswire.ClassIN, View: r.q.View}
+	return r.it.opts.RRsets.Secure(k, r.now)
 }
 
 // addressSet returns the addresses of a name server as the cache has them, glue included; known also if it
 // has that there are none. own says that this is the word of the name's own zone.
-func (r *run) addressSet(name dnsname.Name, typ uint16) (addrs []netip.Addr, known, own bool) {
-	s, found := r.look(name, typ, query.Subnet{})
+func (r *run) addressSet(name *rrcache.At, typ uint16) (addrs []netip.Addr, known, own bool) {
+	s, found := r.lookAt(name, typ)
 	switch {
 	case !found.OK:
 		return nil, false, false

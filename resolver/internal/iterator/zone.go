@@ -25,7 +25,8 @@ type cut struct {
 	glued []dnsname.Name
 	// children are NS names that the child alone gives. They are worth asking when the parent's do not answer.
 	children []dnsname.Name
-	resolved int // NS names looked up for this delegation
+	parents  *query.RRset // the NS set that the parent gives, until children was looked for
+	resolved int          // NS names looked up for this delegation
 
 	cached bool      // the delegation was known before this run
 	static bool      // a configured zone
@@ -95,14 +96,23 @@ func (r *run) deepest(name dnsname.Name) *cut {
 	if c := r.it.Configured(r.q.View, zone); c != nil && c.Forward != nil {
 		return z // what the cache has of the child's own servers is a forwarder's word, which delegates nothing
 	}
-	if own, ok := r.get(zone, dnswire.TypeNS); ok && answers(&own) {
+	z.parents = &ns
+	return z
+}
+
+// findChildren looks for NS names that the child alone gives, which few resolutions need.
+func (r *run) findChildren(z *cut) {
+	if z.parents == nil {
+		return
+	}
+	if own, ok := r.get(z.name, dnswire.TypeNS); ok && answers(&own) {
 		for d := range query.RDatas(first(own.Data, maxNames)) {
-			if name := nameIn(dnswire.TypeNS, d); name != "" && !names(&ns, name) {
+			if name := nameIn(dnswire.TypeNS, d); name != "" && !names(z.parents, name) {
 				z.children = append(z.children, name)
 			}
 		}
 	}
-	return z
+	z.parents = nil
 }
 
 // names reports whether an NS set names a server.
@@ -183,13 +193,14 @@ func (r *run) fill(z *cut, ns *query.RRset, extra map[dnsname.Name][]netip.Addr)
 				found[familyOf(a)] = true
 			}
 		}
+		at := r.at(name, query.Subnet{})
 		missing, glue := false, !name.IsWithin(z.name) && z.name != dnsname.Root
 		for fam, typ := range familyTypes {
 			if !r.it.enabled(fam) {
 				found[fam] = true // nobody misses it
 				continue
 			}
-			set, known, own := r.addressSet(name, typ)
+			set, known, own := r.addressSet(&at, typ)
 			for _, a := range set {
 				add(a)
 			}
@@ -226,9 +237,11 @@ func (r *run) addServer(z *cut, a netip.AddrPort) {
 func (r *run) more(z *cut, answered bool) (bool, error) {
 	before := len(z.servers)
 	if !answered {
+		r.findChildren(z)
 		for _, name := range z.children {
+			at := r.at(name, query.Subnet{})
 			for _, typ := range familyTypes {
-				known, _, _ := r.addressSet(name, typ)
+				known, _, _ := r.addressSet(&at, typ)
 				for _, a := range known[:min(len(known), maxPerName)] {
 					r.addServer(z, netip.AddrPortFrom(a, r.it.opts.Port))
 				}
@@ -261,7 +274,8 @@ func (r *run) more(z *cut, answered bool) (bool, error) {
 }
 
 // hasNames reports whether NS names are left that more might resolve when nobody answers.
-func (z *cut) hasNames() bool {
+func (r *run) hasNames(z *cut) bool {
+	r.findChildren(z)
 	if len(z.children) > 0 {
 		return true
 	}
@@ -314,7 +328,8 @@ func (r *run) findAddresses(name dnsname.Name, verify bool) ([]netip.Addr, error
 			circular, r.family.circular = true, true // we are here because of this very question
 			continue
 		}
-		if _, known, own := r.addressSet(name, typ); own || known && !verify {
+		at := r.at(name, query.Subnet{}) // for each family anew, as the first may have been asked for
+		if _, known, own := r.addressSet(&at, typ); own || known && !verify {
 			continue
 		}
 		sub := &run{

@@ -56,10 +56,50 @@ func (c *Cache) Get(k Key, now clock.Instant) (query.RRset, Found) { return c.Ge
 // GetIn is Get with the data placed in buf if it fits there, so that a positive lookup need not allocate.
 func (c *Cache) GetIn(buf []byte, k Key, now clock.Instant) (query.RRset, Found) {
 	nameHash := c.hashName(k.Name)
+	nx := c.denied(buf, nameHash, k, now)
+	if nx.payload != nil {
+		buf = nil // taken
+	}
+	return c.get(buf, nx, nameHash, k, now)
+}
+
+// At begins lookups of several types at one name, of which the denial is looked for once. k.Type does not matter.
+func (c *Cache) At(k Key, now clock.Instant) At {
+	nameHash := c.hashName(k.Name)
+	return At{c: c, k: k, now: now, nameHash: nameHash, nx: c.denied(nil, nameHash, k, now)}
+}
+
+// An At is a name at a moment; see Cache.At.
+type At struct {
+	c        *Cache
+	k        Key
+	now      clock.Instant
+	nameHash uint64
+	nx       entry // its denial
+}
+
+// Get is Cache.Get for a type at the name.
+func (a *At) Get(typ uint16) (query.RRset, Found) {
+	k := a.k
+	k.Type = typ
+	return a.c.get(nil, a.nx, a.nameHash, k, a.now)
+}
+
+// denied returns the NXDOMAIN entry of a name, without payload if there is none that can be used.
+func (c *Cache) denied(buf []byte, nameHash uint64, k Key, now clock.Instant) entry {
 	var kb keyBuf
-	var best entry
-	var bestKind kind
-	for _, kind := range [...]kind{kindNX, kindSet, kindCut} {
+	e, ok := c.read(buf, appendKey(kb[:0], kindNX, k), c.hash(nameHash, kindNX, k))
+	if !ok || e.end().Add(c.opts.MaxStale) <= now {
+		return entry{}
+	}
+	return e
+}
+
+// get is GetIn once the denial of the name was looked for.
+func (c *Cache) get(buf []byte, best entry, nameHash uint64, k Key, now clock.Instant) (query.RRset, Found) {
+	var kb keyBuf
+	bestKind := kindNX
+	for _, kind := range [...]kind{kindSet, kindCut} {
 		alive := best.payload != nil && best.end() > now
 		if kind == kindCut && (k.Type != dnswire.TypeNS || alive) {
 			break
@@ -95,6 +135,21 @@ func (c *Cache) GetIn(buf []byte, k Key, now clock.Instant) (query.RRset, Found)
 		f.Cut = best.end()
 	}
 	return best.set(k, now), f
+}
+
+// Secure reports whether there is a live set with this key that is Secure. It copies nothing.
+func (c *Cache) Secure(k Key, now clock.Instant) bool {
+	var kb, have keyBuf
+	key := appendKey(kb[:0], kindSet, k)
+	for p := c.table.Probe(c.hash(c.hashName(k.Name), kindSet, k)); p.Next(); {
+		if p.Len() < len(key) || !p.Copy(have[:len(key)]) || !bytes.Equal(have[:len(key)], key) {
+			continue
+		}
+		p.Touch()
+		m := meta(p.Meta())
+		return m.epoch() == c.epoch.Load()&epochMask && m.end() > now && !m.negative() && m.status() == query.Secure
+	}
+	return false
 }
 
 // A Key says which set is meant.
