@@ -71,7 +71,7 @@ func (t *Table) check(tb testing.TB) {
 			}
 			places[off] = true
 			entries++
-			live += entryWords(s.data[off])
+			live += entryWords(s.data[s.at(int(off))])
 		}
 		queued := 0
 		for _, k := range append(append([]int32(nil), s.small...), s.main...) {
