@@ -2,11 +2,14 @@ package main
 
 import (
 	"bufio"
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -80,6 +83,97 @@ func TestMatch(t *testing.T) {
 	if status, _, errs := sluice(t, "match", "example.org"); status != 2 || !strings.Contains(errs, `"list" not set`) {
 		t.Errorf("without a list: exit status %d, %q", status, errs)
 	}
+}
+
+// The command's verdicts over real lists, many names at a time on standard input. The table and the lists are not
+// part of the project.
+func TestMatchRealLists(t *testing.T) {
+	root := os.Getenv("SLUICE_SHARED")
+	if root == "" {
+		root = "../../../shared"
+	}
+	f, err := os.Open(filepath.Join(root, "data", "tables", "reallists.public.jsonl"))
+	if err != nil {
+		t.Skip("no test data here: set SLUICE_SHARED to the folder that holds data/tables")
+	}
+	defer f.Close()
+	type verdict struct{ Verdict, Rule string }
+	type row struct {
+		ID, Set, Name, QType string
+		Expect               struct {
+			verdict
+			RuleAny []string `json:"rule_any"`
+		}
+		Doc *verdict
+	}
+	// The big set takes seconds, and package filter holds its engine to it: here the others.
+	sets := map[string][]string{"adguard": {"adguard_dns_filter.txt"}, "browser": {"easylist.txt", "easyprivacy.txt", "urlhaus_filter_online.txt"},
+		"rpz": {"hagezi_tif_normal.rpz", "mullvad_doh_privacy.rpz"}, "rpz-absolute": {"dnsbunker_cti.rpz"}, "dnsmasq": {"blp_scam_dnsmasq.txt"}}
+	rows := map[string][]row{}
+	for d := json.NewDecoder(f); ; {
+		var r row
+		if err := d.Decode(&r); err == io.EOF {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		rows[r.Set] = append(rows[r.Set], r)
+	}
+	dir := t.TempDir()
+	for set, names := range sets {
+		args := []string{"match", "--json"}
+		for _, name := range names {
+			args = append(args, "--list", unpacked(t, filepath.Join(root, "data", "lists", name+".gz"), filepath.Join(dir, name)))
+		}
+		var in, out, errs strings.Builder
+		for _, r := range rows[set] {
+			fmt.Fprintln(&in, r.Name, r.QType)
+		}
+		if status := execute(t.Context(), args, strings.NewReader(in.String()), &out, &errs); status != 0 {
+			t.Fatalf("%s: exit status %d, %s", set, status, errs.String())
+		}
+		got := json.NewDecoder(strings.NewReader(out.String()))
+		for _, r := range rows[set] {
+			var g resolver.Judgement
+			if err := got.Decode(&g); err != nil {
+				t.Fatalf("%s: %v", r.ID, err)
+			}
+			if r.Doc != nil {
+				if g.Verdict != r.Doc.Verdict {
+					t.Errorf("%s: %s %s is %s by %q, want %s", r.ID, r.Name, r.QType, g.Verdict, g.Rule, r.Doc.Verdict)
+				}
+				continue
+			}
+			if g.Verdict != r.Expect.Verdict || g.Name != r.Name || !slices.Contains(names, g.List) && g.Verdict != "none" {
+				t.Errorf("%s: %s %s is %s by %q of %s, want %s", r.ID, r.Name, r.QType, g.Verdict, g.Rule, g.List, r.Expect.Verdict)
+			}
+			if !strings.HasPrefix(set, "rpz") && !slices.Contains(append(r.Expect.RuleAny, r.Expect.Rule), g.Rule) {
+				t.Errorf("%s: %s by %q, want %q", r.ID, r.Name, g.Rule, r.Expect.Rule)
+			}
+		}
+		t.Logf("%s: %d rows", set, len(rows[set]))
+	}
+}
+
+// unpacked writes the text of a compressed file to a path, which it returns.
+func unpacked(t *testing.T, from, to string) string {
+	f, err := os.Open(from)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(to, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return to
 }
 
 // The command says in JSON what the engine says, for a table of questions that is not part of the project.

@@ -87,18 +87,36 @@ func BenchmarkMainLists(b *testing.B) {
 			missing = append(missing, n)
 		}
 	}
-	some := Set{}
+	one, some := Set{1}, Set{}
 	for i := range files {
 		some.Add(i)
+	}
+	// Random halves of the lists, for users who all differ.
+	halves := make([]Set, 1024)
+	for i := range halves {
+		for l := range files {
+			if r.IntN(2) == 0 {
+				halves[i].Add(l)
+			}
+		}
 	}
 	q := &Query{Type: typeA}
 	for _, set := range []struct {
 		name  string
 		names [][]byte
 	}{{"few", popular[:200]}, {"popular", popular}, {"listed", listed}, {"missing", missing}} {
-		b.Run(set.name, func(b *testing.B) {
-			perOp(b, func(i int) { m.Match(set.names[i%len(set.names)], &some, q) })
-		})
+		for _, user := range []struct {
+			name  string
+			lists func(i int) *Set
+		}{
+			{"1 list", func(int) *Set { return &one }},
+			{"19 lists", func(int) *Set { return &some }},
+			{"random half", func(i int) *Set { return &halves[i%len(halves)] }},
+		} {
+			b.Run(set.name+"/"+user.name, func(b *testing.B) {
+				perOp(b, func(i int) { m.Match(set.names[i%len(set.names)], user.lists(i), q) })
+			})
+		}
 	}
 	b.Run("hashed", func(b *testing.B) {
 		var h [dnsname.MaxLabels + 1]uint64
