@@ -77,6 +77,7 @@ func (e *engine) newValidator(o *Options) (*validator.Validator, error) {
 	for _, n := range d.Insecure {
 		vo.Insecure = append(vo.Insecure, validator.Insecure{Name: n})
 	}
+	e.negative = newNegativeAnchors(e, d.Insecure)
 	return validator.New(vo), nil
 }
 

@@ -33,7 +33,7 @@ func inGeo(t *testing.T, edit func(*resolver.Options), f func(l *ecsLab)) {
 	}
 	assault(t, extra, func(o *resolver.Options) {
 		o.Recursion.ECS = resolver.ECSOptions{Zones: names("geo.lab."), IPv4: 24, IPv6: 56}
-		o.Identify.Relays = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+		o.Identify.Relays = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} // where clients of the lab are
 		if edit != nil {
 			edit(o)
 		}

@@ -106,6 +106,7 @@ type engine struct {
 	validate *validator.Validator
 	subnets  *ecs.Policy        // nil: nobody is told of clients' networks
 	anchors  *trustanchor.Store // nil: nothing is validated
+	negative *negativeAnchors   // nil: nothing is validated
 	staleTTL uint32             // seconds; 0: nothing stale is given
 	judges   bool               // answers are validated
 	denials  *denialcache.Cache // nil: proofs are used for what they were asked for

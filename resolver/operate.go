@@ -87,6 +87,9 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 		},
 		Sync: o.Sync, Lifecycle: lifecycle(o.Draining),
 	}
+	if r.engine.negative != nil {
+		a.Anchors = r.engine.negative
+	}
 	if o.Level != nil {
 		a.Log = admin.NewLogLevel(o.Level)
 	}
@@ -146,8 +149,10 @@ func (r *Resolver) sources(o *OperateOptions) metrics.Sources {
 			}
 			return caches
 		},
-		Datasets: o.Datasets,
-		Pressure: func() metrics.Pressure { return metrics.Pressure{} },
+		Validation: r.validationMetrics,
+		Forwards:   r.forwardMetrics,
+		Datasets:   o.Datasets,
+		Pressure:   func() metrics.Pressure { return metrics.Pressure{} },
 		Limits: func() map[string]int64 {
 			t := r.o.Limits.Table()
 			m := map[string]int64{}

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -93,26 +94,51 @@ func (t *timed) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// SetPolicyZones replaces the policy zones while serving, with what they hold now. With an error nothing has changed.
+// Nothing has to be forgotten: what is cached has not been judged.
+func (r *Resolver) SetPolicyZones(zones []PolicyZone) error {
+	if len(zones) == 0 {
+		r.rules.rules.Store(nil)
+		return nil
+	}
+	rules, err := loadPolicyZones(zones, r.o.Logger)
+	if err != nil {
+		return err
+	}
+	r.rules.rules.Store(rules)
+	return nil
+}
+
 // policyZones gives the rules what they need to know of a query.
 type policyZones struct {
-	rules  *rpz.Rules
+	rules  atomic.Pointer[rpz.Rules] // nil: none
 	rrsets *rrcache.Cache
 }
 
-func (z *policyZones) Question(q *query.Query) (query.Verdict, bool) {
-	return z.rules.Question(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+func (z *policyZones) Question(q *query.Query) (v query.Verdict, hit bool) {
+	if rules := z.rules.Load(); rules != nil {
+		return rules.Question(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+	}
+	return v, false
 }
 
-func (z *policyZones) Alias(name dnsname.Name) bool { return z.rules.Names(name) }
+func (z *policyZones) Alias(name dnsname.Name) bool {
+	rules := z.rules.Load()
+	return rules != nil && rules.Names(name)
+}
 
-func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant) (query.Verdict, bool) {
+func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant) (v query.Verdict, hit bool) {
+	rules := z.rules.Load()
+	if rules == nil {
+		return v, false
+	}
 	cur := &q.Turn.Current
 	var facts query.Facts
 	if a != nil {
 		facts = a.Facts
 	}
 	var servers []rpz.Server
-	if z.rules.WantServers() {
+	if rules.WantServers() {
 		servers = z.servers(servers, cur.Name, cur.View, now)
 		for off := 0; ; {
 			kind, value, next, ok := facts.Next(off)
@@ -124,7 +150,7 @@ func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant)
 			}
 		}
 	}
-	return z.rules.Answer(facts, servers, cur.Name, cur.Type)
+	return rules.Answer(facts, servers, cur.Name, cur.Type)
 }
 
 // maxServers bounds the name servers that one answer is judged by.

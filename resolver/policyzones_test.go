@@ -121,3 +121,48 @@ www.a10.example CNAME .
 		}
 	}
 }
+
+// Policy zones are replaced while serving: answers that are cached follow at once, and zones that cannot be read leave
+// those before in force.
+func TestSetPolicyZones(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newCaseLab(t, time.Now(), nil)
+		defer l.stop()
+		const blocked = "NXDOMAIN"
+		is := func(want string) {
+			t.Helper()
+			for range 3 {
+				if got := text(l.must("www.plain.example.", dns.TypeA)); !strings.HasPrefix(got, want) {
+					t.Errorf("%s, want %s", got, want)
+				}
+			}
+		}
+		first := text(l.must("www.plain.example.", dns.TypeA))
+		if !strings.HasPrefix(first, "NOERROR") {
+			t.Fatal(first)
+		}
+		is(first)
+		zone := policyZone(t, "rpz.", "www.plain.example CNAME .\n")
+		if err := l.r.SetPolicyZones([]resolver.PolicyZone{zone}); err != nil {
+			t.Fatal(err)
+		}
+		is(blocked)
+		for _, bad := range []resolver.PolicyZone{
+			policyZone(t, "rpz.", "www.plain.example CNAME\n"),
+			{Name: zone.Name, File: "gone.rpz", Open: func() (io.ReadCloser, error) { return nil, fmt.Errorf("no such file") }},
+		} {
+			if err := l.r.SetPolicyZones([]resolver.PolicyZone{bad}); err == nil || !strings.Contains(err.Error(), "rpz.") {
+				t.Errorf("a broken zone: %v", err)
+			}
+			is(blocked)
+		}
+		if err := l.r.SetPolicyZones([]resolver.PolicyZone{policyZone(t, "rpz.", "other.example CNAME .\n")}); err != nil {
+			t.Fatal(err)
+		}
+		is(first)
+		if err := l.r.SetPolicyZones(nil); err != nil {
+			t.Fatal(err)
+		}
+		is(first)
+	})
+}

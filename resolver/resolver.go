@@ -185,6 +185,7 @@ type Resolver struct {
 	engine  *engine
 	local   *localdata.Data
 	policy  *policy.Policy
+	rules   *policyZones
 	path    *pipeline.Pipeline
 	servers []server
 	named   []namedListener // for metrics
@@ -274,13 +275,11 @@ func New(o Options) (_ *Resolver, err error) {
 		shape.Private = rebinding.New(o.Rebinding.Addresses, o.Rebinding.Domains)
 		path.Rebinding = shape.Private
 	}
-	if len(o.PolicyZones) > 0 {
-		rules, err := loadPolicyZones(o.PolicyZones, o.Logger)
-		if err != nil {
-			return nil, err
-		}
-		path.Zones = &policyZones{rules, r.engine.rrsets}
+	r.rules = &policyZones{rrsets: r.engine.rrsets}
+	if err := r.SetPolicyZones(o.PolicyZones); err != nil {
+		return nil, err
 	}
+	path.Zones = r.rules
 	if r.engine.subnets != nil {
 		path.Subnets, shape.Subnets = r.engine.subnets, true
 	}
@@ -379,6 +378,9 @@ func (r *Resolver) Run(ctx context.Context) error {
 	g.Go(func() error { return r.policy.Run(ctx) })
 	g.Go(func() error { r.live.run(ctx, r.o.Logger); return nil })
 	g.Go(func() error { r.engine.runAnchors(ctx); return nil })
+	if r.engine.negative != nil {
+		g.Go(func() error { r.engine.negative.run(ctx, r.o.Logger); return nil })
+	}
 	err := g.Wait()
 	if errors.Is(err, context.Canceled) {
 		return nil

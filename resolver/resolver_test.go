@@ -26,6 +26,7 @@ type lab struct {
 	addr netip.AddrPort // of the resolver, UDP and TCP
 	stop func()
 	port uint16
+	r    *resolver.Resolver
 }
 
 // newLab runs a resolver, which validates, in the standard Internet.
@@ -77,6 +78,7 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.r = r
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()

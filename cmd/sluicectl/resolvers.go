@@ -22,6 +22,8 @@ func (a *app) addResolver(root *cobra.Command) {
 	s.AddCommand(a.syncStatus(), a.syncAccept(), a.syncRepair())
 	l := group(root, "limits", "Limits of resolvers, live")
 	l.AddCommand(a.limitsGet(), a.limitsSet(), a.limitsReset())
+	n := group(root, "nta", "Names at and below which resolvers validate nothing (negative trust anchors), live")
+	n.AddCommand(a.ntaList(), a.ntaAdd(), a.ntaRemove())
 	k := group(root, "cache", "What resolvers have cached")
 	k.AddCommand(a.cacheLook(), a.cachePurge(), a.cacheDump(), a.cacheLoad())
 	g := group(root, "log", "What resolvers log")
@@ -309,6 +311,71 @@ func (a *app) limitsSet() *cobra.Command {
 			func(addr string, m *adminv1.SetLimitResponse) { t.addLimit(addr, m.Limit) })
 	}
 	return c
+}
+
+func ntaTable() *table {
+	return &table{head: []string{"RESOLVER", "NAME", "UNTIL", "CONFIGURED", "WHY"}}
+}
+
+func (t *table) addAnchor(addr string, n *adminv1.NegativeTrustAnchor) {
+	until := ""
+	if n.Until > 0 {
+		until = time.Unix(n.Until, 0).UTC().Format(time.RFC3339)
+	}
+	t.add(addr, n.Name, until, yes(n.Configured), n.Why)
+}
+
+func (a *app) ntaList() *cobra.Command {
+	return &cobra.Command{Use: "list", Short: "Show them", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
+		t := ntaTable()
+		return gather(a, c.Context(), t,
+			func(ctx context.Context, r adminv1.ResolverServiceClient) (*adminv1.ListNegativeTrustAnchorsResponse, error) {
+				return r.ListNegativeTrustAnchors(ctx, &adminv1.ListNegativeTrustAnchorsRequest{})
+			},
+			func(m *adminv1.ListNegativeTrustAnchorsResponse) error { return show(a, m.Anchors, nil) },
+			func(addr string, m *adminv1.ListNegativeTrustAnchorsResponse) {
+				for _, n := range m.Anchors {
+					t.addAnchor(addr, n)
+				}
+			})
+	}}
+}
+
+func (a *app) ntaAdd() *cobra.Command {
+	var d time.Duration
+	req := &adminv1.AddNegativeTrustAnchorRequest{}
+	c := &cobra.Command{Use: "add NAME", Short: "Validate nothing at and below a name; it goes to the resolver's log", Args: cobra.ExactArgs(1)}
+	c.Flags().DurationVar(&d, "for", 0, "for this `duration`, at most a week (default a day, or until a restart)")
+	c.Flags().StringVar(&req.Why, "why", "", "`reason`, for people")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		var err error
+		if req.Seconds, err = seconds("for", d); err != nil {
+			return err
+		}
+		req.Name = args[0]
+		t := ntaTable()
+		return gather(a, c.Context(), t,
+			func(ctx context.Context, r adminv1.ResolverServiceClient) (*adminv1.AddNegativeTrustAnchorResponse, error) {
+				return r.AddNegativeTrustAnchor(ctx, req)
+			},
+			func(m *adminv1.AddNegativeTrustAnchorResponse) error {
+				return show(a, []*adminv1.NegativeTrustAnchor{m.Anchor}, nil)
+			},
+			func(addr string, m *adminv1.AddNegativeTrustAnchorResponse) { t.addAnchor(addr, m.Anchor) })
+	}
+	return c
+}
+
+func (a *app) ntaRemove() *cobra.Command {
+	return &cobra.Command{Use: "remove NAME", Short: "Validate again; a configured one is back after a restart", Args: cobra.ExactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			return a.atResolvers(func(_ string, r adminv1.ResolverServiceClient) error {
+				ctx, cancel := a.call(c.Context())
+				defer cancel()
+				_, err := r.RemoveNegativeTrustAnchor(ctx, &adminv1.RemoveNegativeTrustAnchorRequest{Name: args[0]})
+				return err
+			})
+		}}
 }
 
 // seconds reads the value of a flag for a number of seconds; 0 is none.

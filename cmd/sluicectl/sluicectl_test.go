@@ -119,6 +119,22 @@ func (f *fakeResolver) Explain(_ context.Context, r *adminv1.ExplainRequest) (*a
 		{Step: "list", Verdict: "blocked", List: "oisd", Rule: "||ads.example^\x1b[31m", Line: 12}}}, nil
 }
 
+func (f *fakeResolver) ListNegativeTrustAnchors(context.Context, *adminv1.ListNegativeTrustAnchorsRequest) (*adminv1.ListNegativeTrustAnchorsResponse, error) {
+	return &adminv1.ListNegativeTrustAnchorsResponse{Anchors: []*adminv1.NegativeTrustAnchor{
+		{Name: "broken.example.", Until: 1893456000, Why: "keys are being mended"}, {Name: "lab.example.", Configured: true},
+	}}, nil
+}
+
+func (f *fakeResolver) AddNegativeTrustAnchor(_ context.Context, r *adminv1.AddNegativeTrustAnchorRequest) (*adminv1.AddNegativeTrustAnchorResponse, error) {
+	f.last = r
+	return &adminv1.AddNegativeTrustAnchorResponse{Anchor: &adminv1.NegativeTrustAnchor{Name: r.Name, Until: 1893456000, Why: r.Why}}, nil
+}
+
+func (f *fakeResolver) RemoveNegativeTrustAnchor(_ context.Context, r *adminv1.RemoveNegativeTrustAnchorRequest) (*adminv1.RemoveNegativeTrustAnchorResponse, error) {
+	f.last = r
+	return &adminv1.RemoveNegativeTrustAnchorResponse{}, nil
+}
+
 func (f *fakeResolver) SetLimit(_ context.Context, r *adminv1.SetLimitRequest) (*adminv1.SetLimitResponse, error) {
 	f.last = r
 	if r.Name != "cache" {
@@ -300,6 +316,8 @@ func TestResolverTables(t *testing.T) {
 		"explain":     {"explain", "ann/phone", "ads.example"},
 		"limits-set":  {"limits", "set", "cache", "1GiB", "--for", "30m", "--why", "tight"},
 		"cache-look":  {"cache", "look", "www.example"},
+		"nta-list":    {"nta", "list"},
+		"nta-add":     {"nta", "add", "broken.example", "--for", "2h", "--why", "keys are being mended"},
 		"log-level":   {"log", "level", "debug", "--for", "10m"},
 	} {
 		golden(t, name, at(sh.ok(args...))+"\n"+sh.ok(append(args, "-o", "json")...))
@@ -310,6 +328,14 @@ func TestResolverTables(t *testing.T) {
 	}
 	sh.ok("limits", "set", "cache", "1GiB", "--for", "30m")
 	if r := f.last.(*adminv1.SetLimitRequest); r.Seconds != 1800 || r.Value != "1GiB" {
+		t.Errorf("asked %v", r)
+	}
+	sh.ok("nta", "add", "broken.example", "--for", "2h", "--why", "tired")
+	if r := f.last.(*adminv1.AddNegativeTrustAnchorRequest); r.Name != "broken.example" || r.Seconds != 7200 || r.Why != "tired" {
+		t.Errorf("asked %v", r)
+	}
+	sh.ok("nta", "remove", "broken.example")
+	if r := f.last.(*adminv1.RemoveNegativeTrustAnchorRequest); r.Name != "broken.example" {
 		t.Errorf("asked %v", r)
 	}
 	sh.fails(exitFailed, `there is no limit "nosuch"`, "limits", "set", "nosuch", "1")

@@ -408,10 +408,20 @@ func (n *Node) followSync(ctx context.Context) {
 	}
 }
 
-// Reload reads certificates again and takes stub and forward zones from c; whatever else c changes needs a restart.
-// A certificate or zone that cannot be used leaves what was before in place. With a nil c zones stay.
+// Reload reads certificates again and takes stub, forward and policy zones from c, the latter with what is in their
+// files now; whatever else c changes needs a restart. A certificate or zone that cannot be used leaves what was before
+// in place, of zones all of their kind. With a nil c zones stay.
 func (n *Node) Reload(c *config.Sluice) {
 	if c != nil {
+		policies, err := policyZones(c)
+		if err == nil {
+			err = n.resolver.SetPolicyZones(policies)
+		}
+		if err != nil {
+			n.log.Error("reloading policy zones; the ones before stay", "err", err)
+		} else {
+			n.log.Info("reloaded policy zones", "zones", len(policies))
+		}
 		zones, err := zonesOf(c)
 		if err == nil {
 			err = n.resolver.SetZones(zones)

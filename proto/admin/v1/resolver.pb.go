@@ -21,6 +21,355 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// NegativeTrustAnchor is a name at and below which nothing is validated.
+type NegativeTrustAnchor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// When it ends. Unix seconds. 0: never, which only a configured one does.
+	Until int64 `protobuf:"varint,2,opt,name=until,proto3" json:"until,omitempty"`
+	// Why it was added.
+	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// It stands in the configuration (dnssec.insecure).
+	Configured    bool `protobuf:"varint,4,opt,name=configured,proto3" json:"configured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NegativeTrustAnchor) Reset() {
+	*x = NegativeTrustAnchor{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NegativeTrustAnchor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NegativeTrustAnchor) ProtoMessage() {}
+
+func (x *NegativeTrustAnchor) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NegativeTrustAnchor.ProtoReflect.Descriptor instead.
+func (*NegativeTrustAnchor) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *NegativeTrustAnchor) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NegativeTrustAnchor) GetUntil() int64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+func (x *NegativeTrustAnchor) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *NegativeTrustAnchor) GetConfigured() bool {
+	if x != nil {
+		return x.Configured
+	}
+	return false
+}
+
+// ListNegativeTrustAnchorsRequest asks for all.
+type ListNegativeTrustAnchorsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNegativeTrustAnchorsRequest) Reset() {
+	*x = ListNegativeTrustAnchorsRequest{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNegativeTrustAnchorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNegativeTrustAnchorsRequest) ProtoMessage() {}
+
+func (x *ListNegativeTrustAnchorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNegativeTrustAnchorsRequest.ProtoReflect.Descriptor instead.
+func (*ListNegativeTrustAnchorsRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{1}
+}
+
+// ListNegativeTrustAnchorsResponse has all, in order of name.
+type ListNegativeTrustAnchorsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// They.
+	Anchors       []*NegativeTrustAnchor `protobuf:"bytes,1,rep,name=anchors,proto3" json:"anchors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListNegativeTrustAnchorsResponse) Reset() {
+	*x = ListNegativeTrustAnchorsResponse{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListNegativeTrustAnchorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListNegativeTrustAnchorsResponse) ProtoMessage() {}
+
+func (x *ListNegativeTrustAnchorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListNegativeTrustAnchorsResponse.ProtoReflect.Descriptor instead.
+func (*ListNegativeTrustAnchorsResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ListNegativeTrustAnchorsResponse) GetAnchors() []*NegativeTrustAnchor {
+	if x != nil {
+		return x.Anchors
+	}
+	return nil
+}
+
+// AddNegativeTrustAnchorRequest says where validation is to end.
+type AddNegativeTrustAnchorRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The name. Not the root.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// For how long, in seconds, at most a week. 0: a day.
+	Seconds uint64 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// Why; goes to the audit log.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddNegativeTrustAnchorRequest) Reset() {
+	*x = AddNegativeTrustAnchorRequest{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddNegativeTrustAnchorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddNegativeTrustAnchorRequest) ProtoMessage() {}
+
+func (x *AddNegativeTrustAnchorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddNegativeTrustAnchorRequest.ProtoReflect.Descriptor instead.
+func (*AddNegativeTrustAnchorRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *AddNegativeTrustAnchorRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AddNegativeTrustAnchorRequest) GetSeconds() uint64 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *AddNegativeTrustAnchorRequest) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// AddNegativeTrustAnchorResponse is what holds now.
+type AddNegativeTrustAnchorResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It.
+	Anchor        *NegativeTrustAnchor `protobuf:"bytes,1,opt,name=anchor,proto3" json:"anchor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddNegativeTrustAnchorResponse) Reset() {
+	*x = AddNegativeTrustAnchorResponse{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddNegativeTrustAnchorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddNegativeTrustAnchorResponse) ProtoMessage() {}
+
+func (x *AddNegativeTrustAnchorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddNegativeTrustAnchorResponse.ProtoReflect.Descriptor instead.
+func (*AddNegativeTrustAnchorResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *AddNegativeTrustAnchorResponse) GetAnchor() *NegativeTrustAnchor {
+	if x != nil {
+		return x.Anchor
+	}
+	return nil
+}
+
+// RemoveNegativeTrustAnchorRequest names one.
+type RemoveNegativeTrustAnchorRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNegativeTrustAnchorRequest) Reset() {
+	*x = RemoveNegativeTrustAnchorRequest{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNegativeTrustAnchorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNegativeTrustAnchorRequest) ProtoMessage() {}
+
+func (x *RemoveNegativeTrustAnchorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNegativeTrustAnchorRequest.ProtoReflect.Descriptor instead.
+func (*RemoveNegativeTrustAnchorRequest) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RemoveNegativeTrustAnchorRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RemoveNegativeTrustAnchorResponse is empty: it is gone.
+type RemoveNegativeTrustAnchorResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNegativeTrustAnchorResponse) Reset() {
+	*x = RemoveNegativeTrustAnchorResponse{}
+	mi := &file_admin_v1_resolver_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNegativeTrustAnchorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNegativeTrustAnchorResponse) ProtoMessage() {}
+
+func (x *RemoveNegativeTrustAnchorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_admin_v1_resolver_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNegativeTrustAnchorResponse.ProtoReflect.Descriptor instead.
+func (*RemoveNegativeTrustAnchorResponse) Descriptor() ([]byte, []int) {
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{6}
+}
+
 // StatusRequest asks for the resolver's state.
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -30,7 +379,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[0]
+	mi := &file_admin_v1_resolver_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -42,7 +391,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[0]
+	mi := &file_admin_v1_resolver_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -55,7 +404,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{0}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{7}
 }
 
 // StatusResponse is the resolver's state.
@@ -101,7 +450,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[1]
+	mi := &file_admin_v1_resolver_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -113,7 +462,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[1]
+	mi := &file_admin_v1_resolver_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -126,7 +475,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{1}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StatusResponse) GetReady() bool {
@@ -259,7 +608,7 @@ type SyncStatusRequest struct {
 
 func (x *SyncStatusRequest) Reset() {
 	*x = SyncStatusRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[2]
+	mi := &file_admin_v1_resolver_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +620,7 @@ func (x *SyncStatusRequest) String() string {
 func (*SyncStatusRequest) ProtoMessage() {}
 
 func (x *SyncStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[2]
+	mi := &file_admin_v1_resolver_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +633,7 @@ func (x *SyncStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncStatusRequest.ProtoReflect.Descriptor instead.
 func (*SyncStatusRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{2}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SyncStatusRequest) GetKind() string {
@@ -305,7 +654,7 @@ type SyncStatusResponse struct {
 
 func (x *SyncStatusResponse) Reset() {
 	*x = SyncStatusResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[3]
+	mi := &file_admin_v1_resolver_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -317,7 +666,7 @@ func (x *SyncStatusResponse) String() string {
 func (*SyncStatusResponse) ProtoMessage() {}
 
 func (x *SyncStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[3]
+	mi := &file_admin_v1_resolver_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -330,7 +679,7 @@ func (x *SyncStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncStatusResponse.ProtoReflect.Descriptor instead.
 func (*SyncStatusResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{3}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SyncStatusResponse) GetDatasets() []*DatasetStatus {
@@ -355,7 +704,7 @@ type SyncAcceptRequest struct {
 
 func (x *SyncAcceptRequest) Reset() {
 	*x = SyncAcceptRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[4]
+	mi := &file_admin_v1_resolver_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -367,7 +716,7 @@ func (x *SyncAcceptRequest) String() string {
 func (*SyncAcceptRequest) ProtoMessage() {}
 
 func (x *SyncAcceptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[4]
+	mi := &file_admin_v1_resolver_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -380,7 +729,7 @@ func (x *SyncAcceptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncAcceptRequest.ProtoReflect.Descriptor instead.
 func (*SyncAcceptRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{4}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SyncAcceptRequest) GetKind() string {
@@ -415,7 +764,7 @@ type SyncAcceptResponse struct {
 
 func (x *SyncAcceptResponse) Reset() {
 	*x = SyncAcceptResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[5]
+	mi := &file_admin_v1_resolver_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -427,7 +776,7 @@ func (x *SyncAcceptResponse) String() string {
 func (*SyncAcceptResponse) ProtoMessage() {}
 
 func (x *SyncAcceptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[5]
+	mi := &file_admin_v1_resolver_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -440,7 +789,7 @@ func (x *SyncAcceptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncAcceptResponse.ProtoReflect.Descriptor instead.
 func (*SyncAcceptResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{5}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SyncAcceptResponse) GetReleased() uint64 {
@@ -461,7 +810,7 @@ type SyncRepairRequest struct {
 
 func (x *SyncRepairRequest) Reset() {
 	*x = SyncRepairRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[6]
+	mi := &file_admin_v1_resolver_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -473,7 +822,7 @@ func (x *SyncRepairRequest) String() string {
 func (*SyncRepairRequest) ProtoMessage() {}
 
 func (x *SyncRepairRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[6]
+	mi := &file_admin_v1_resolver_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -486,7 +835,7 @@ func (x *SyncRepairRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRepairRequest.ProtoReflect.Descriptor instead.
 func (*SyncRepairRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{6}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *SyncRepairRequest) GetKind() string {
@@ -507,7 +856,7 @@ type SyncRepairResponse struct {
 
 func (x *SyncRepairResponse) Reset() {
 	*x = SyncRepairResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[7]
+	mi := &file_admin_v1_resolver_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -519,7 +868,7 @@ func (x *SyncRepairResponse) String() string {
 func (*SyncRepairResponse) ProtoMessage() {}
 
 func (x *SyncRepairResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[7]
+	mi := &file_admin_v1_resolver_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -532,7 +881,7 @@ func (x *SyncRepairResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncRepairResponse.ProtoReflect.Descriptor instead.
 func (*SyncRepairResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{7}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SyncRepairResponse) GetAlready() bool {
@@ -557,7 +906,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[8]
+	mi := &file_admin_v1_resolver_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +918,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[8]
+	mi := &file_admin_v1_resolver_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +931,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{8}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainRequest) GetTarget() string {
@@ -617,7 +966,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[9]
+	mi := &file_admin_v1_resolver_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +978,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[9]
+	mi := &file_admin_v1_resolver_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +991,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{9}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainResponse) GetSteps() []*ExplainStep {
@@ -675,7 +1024,7 @@ type ExplainStep struct {
 
 func (x *ExplainStep) Reset() {
 	*x = ExplainStep{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[10]
+	mi := &file_admin_v1_resolver_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -687,7 +1036,7 @@ func (x *ExplainStep) String() string {
 func (*ExplainStep) ProtoMessage() {}
 
 func (x *ExplainStep) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[10]
+	mi := &file_admin_v1_resolver_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -700,7 +1049,7 @@ func (x *ExplainStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStep.ProtoReflect.Descriptor instead.
 func (*ExplainStep) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{10}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainStep) GetStep() string {
@@ -763,7 +1112,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[11]
+	mi := &file_admin_v1_resolver_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +1124,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[11]
+	mi := &file_admin_v1_resolver_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +1137,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{11}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetLimitsRequest) GetName() string {
@@ -809,7 +1158,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[12]
+	mi := &file_admin_v1_resolver_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -821,7 +1170,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[12]
+	mi := &file_admin_v1_resolver_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -834,7 +1183,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{12}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetLimitsResponse) GetLimits() []*Limit {
@@ -865,7 +1214,7 @@ type Limit struct {
 
 func (x *Limit) Reset() {
 	*x = Limit{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[13]
+	mi := &file_admin_v1_resolver_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +1226,7 @@ func (x *Limit) String() string {
 func (*Limit) ProtoMessage() {}
 
 func (x *Limit) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[13]
+	mi := &file_admin_v1_resolver_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +1239,7 @@ func (x *Limit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Limit.ProtoReflect.Descriptor instead.
 func (*Limit) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{13}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Limit) GetName() string {
@@ -952,7 +1301,7 @@ type SetLimitRequest struct {
 
 func (x *SetLimitRequest) Reset() {
 	*x = SetLimitRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[14]
+	mi := &file_admin_v1_resolver_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1313,7 @@ func (x *SetLimitRequest) String() string {
 func (*SetLimitRequest) ProtoMessage() {}
 
 func (x *SetLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[14]
+	mi := &file_admin_v1_resolver_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1326,7 @@ func (x *SetLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{14}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SetLimitRequest) GetName() string {
@@ -1019,7 +1368,7 @@ type SetLimitResponse struct {
 
 func (x *SetLimitResponse) Reset() {
 	*x = SetLimitResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[15]
+	mi := &file_admin_v1_resolver_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1380,7 @@ func (x *SetLimitResponse) String() string {
 func (*SetLimitResponse) ProtoMessage() {}
 
 func (x *SetLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[15]
+	mi := &file_admin_v1_resolver_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1393,7 @@ func (x *SetLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{15}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SetLimitResponse) GetLimit() *Limit {
@@ -1065,7 +1414,7 @@ type ResetLimitRequest struct {
 
 func (x *ResetLimitRequest) Reset() {
 	*x = ResetLimitRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[16]
+	mi := &file_admin_v1_resolver_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1077,7 +1426,7 @@ func (x *ResetLimitRequest) String() string {
 func (*ResetLimitRequest) ProtoMessage() {}
 
 func (x *ResetLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[16]
+	mi := &file_admin_v1_resolver_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1090,7 +1439,7 @@ func (x *ResetLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetLimitRequest.ProtoReflect.Descriptor instead.
 func (*ResetLimitRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{16}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ResetLimitRequest) GetName() string {
@@ -1111,7 +1460,7 @@ type ResetLimitResponse struct {
 
 func (x *ResetLimitResponse) Reset() {
 	*x = ResetLimitResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[17]
+	mi := &file_admin_v1_resolver_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1472,7 @@ func (x *ResetLimitResponse) String() string {
 func (*ResetLimitResponse) ProtoMessage() {}
 
 func (x *ResetLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[17]
+	mi := &file_admin_v1_resolver_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1485,7 @@ func (x *ResetLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetLimitResponse.ProtoReflect.Descriptor instead.
 func (*ResetLimitResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{17}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResetLimitResponse) GetLimit() *Limit {
@@ -1159,7 +1508,7 @@ type CacheLookRequest struct {
 
 func (x *CacheLookRequest) Reset() {
 	*x = CacheLookRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[18]
+	mi := &file_admin_v1_resolver_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1520,7 @@ func (x *CacheLookRequest) String() string {
 func (*CacheLookRequest) ProtoMessage() {}
 
 func (x *CacheLookRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[18]
+	mi := &file_admin_v1_resolver_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1533,7 @@ func (x *CacheLookRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheLookRequest.ProtoReflect.Descriptor instead.
 func (*CacheLookRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{18}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CacheLookRequest) GetName() string {
@@ -1212,7 +1561,7 @@ type CacheLookResponse struct {
 
 func (x *CacheLookResponse) Reset() {
 	*x = CacheLookResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[19]
+	mi := &file_admin_v1_resolver_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1573,7 @@ func (x *CacheLookResponse) String() string {
 func (*CacheLookResponse) ProtoMessage() {}
 
 func (x *CacheLookResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[19]
+	mi := &file_admin_v1_resolver_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1586,7 @@ func (x *CacheLookResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheLookResponse.ProtoReflect.Descriptor instead.
 func (*CacheLookResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{19}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CacheLookResponse) GetEntries() []*CacheEntry {
@@ -1272,7 +1621,7 @@ type CacheEntry struct {
 
 func (x *CacheEntry) Reset() {
 	*x = CacheEntry{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[20]
+	mi := &file_admin_v1_resolver_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1284,7 +1633,7 @@ func (x *CacheEntry) String() string {
 func (*CacheEntry) ProtoMessage() {}
 
 func (x *CacheEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[20]
+	mi := &file_admin_v1_resolver_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1297,7 +1646,7 @@ func (x *CacheEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheEntry.ProtoReflect.Descriptor instead.
 func (*CacheEntry) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{20}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CacheEntry) GetCache() string {
@@ -1371,7 +1720,7 @@ type CachePurgeRequest struct {
 
 func (x *CachePurgeRequest) Reset() {
 	*x = CachePurgeRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[21]
+	mi := &file_admin_v1_resolver_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1383,7 +1732,7 @@ func (x *CachePurgeRequest) String() string {
 func (*CachePurgeRequest) ProtoMessage() {}
 
 func (x *CachePurgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[21]
+	mi := &file_admin_v1_resolver_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1396,7 +1745,7 @@ func (x *CachePurgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachePurgeRequest.ProtoReflect.Descriptor instead.
 func (*CachePurgeRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{21}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CachePurgeRequest) GetName() string {
@@ -1431,7 +1780,7 @@ type CachePurgeResponse struct {
 
 func (x *CachePurgeResponse) Reset() {
 	*x = CachePurgeResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[22]
+	mi := &file_admin_v1_resolver_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1792,7 @@ func (x *CachePurgeResponse) String() string {
 func (*CachePurgeResponse) ProtoMessage() {}
 
 func (x *CachePurgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[22]
+	mi := &file_admin_v1_resolver_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1805,7 @@ func (x *CachePurgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CachePurgeResponse.ProtoReflect.Descriptor instead.
 func (*CachePurgeResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{22}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CachePurgeResponse) GetRemoved() uint64 {
@@ -1475,7 +1824,7 @@ type CacheDumpRequest struct {
 
 func (x *CacheDumpRequest) Reset() {
 	*x = CacheDumpRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[23]
+	mi := &file_admin_v1_resolver_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1836,7 @@ func (x *CacheDumpRequest) String() string {
 func (*CacheDumpRequest) ProtoMessage() {}
 
 func (x *CacheDumpRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[23]
+	mi := &file_admin_v1_resolver_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1849,7 @@ func (x *CacheDumpRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheDumpRequest.ProtoReflect.Descriptor instead.
 func (*CacheDumpRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{23}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{30}
 }
 
 // CacheDumpResponse is a part of a dump.
@@ -1514,7 +1863,7 @@ type CacheDumpResponse struct {
 
 func (x *CacheDumpResponse) Reset() {
 	*x = CacheDumpResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[24]
+	mi := &file_admin_v1_resolver_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1875,7 @@ func (x *CacheDumpResponse) String() string {
 func (*CacheDumpResponse) ProtoMessage() {}
 
 func (x *CacheDumpResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[24]
+	mi := &file_admin_v1_resolver_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1888,7 @@ func (x *CacheDumpResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheDumpResponse.ProtoReflect.Descriptor instead.
 func (*CacheDumpResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{24}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CacheDumpResponse) GetData() []byte {
@@ -1560,7 +1909,7 @@ type CacheLoadRequest struct {
 
 func (x *CacheLoadRequest) Reset() {
 	*x = CacheLoadRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[25]
+	mi := &file_admin_v1_resolver_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1572,7 +1921,7 @@ func (x *CacheLoadRequest) String() string {
 func (*CacheLoadRequest) ProtoMessage() {}
 
 func (x *CacheLoadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[25]
+	mi := &file_admin_v1_resolver_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1585,7 +1934,7 @@ func (x *CacheLoadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheLoadRequest.ProtoReflect.Descriptor instead.
 func (*CacheLoadRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{25}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CacheLoadRequest) GetData() []byte {
@@ -1608,7 +1957,7 @@ type CacheLoadResponse struct {
 
 func (x *CacheLoadResponse) Reset() {
 	*x = CacheLoadResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[26]
+	mi := &file_admin_v1_resolver_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1620,7 +1969,7 @@ func (x *CacheLoadResponse) String() string {
 func (*CacheLoadResponse) ProtoMessage() {}
 
 func (x *CacheLoadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[26]
+	mi := &file_admin_v1_resolver_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1633,7 +1982,7 @@ func (x *CacheLoadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheLoadResponse.ProtoReflect.Descriptor instead.
 func (*CacheLoadResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{26}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CacheLoadResponse) GetLoaded() uint64 {
@@ -1659,7 +2008,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[27]
+	mi := &file_admin_v1_resolver_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +2020,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[27]
+	mi := &file_admin_v1_resolver_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +2033,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{27}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{34}
 }
 
 // DrainResponse is empty.
@@ -1696,7 +2045,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[28]
+	mi := &file_admin_v1_resolver_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +2057,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[28]
+	mi := &file_admin_v1_resolver_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +2070,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{28}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{35}
 }
 
 // UndrainRequest ends draining.
@@ -1733,7 +2082,7 @@ type UndrainRequest struct {
 
 func (x *UndrainRequest) Reset() {
 	*x = UndrainRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[29]
+	mi := &file_admin_v1_resolver_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1745,7 +2094,7 @@ func (x *UndrainRequest) String() string {
 func (*UndrainRequest) ProtoMessage() {}
 
 func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[29]
+	mi := &file_admin_v1_resolver_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1758,7 +2107,7 @@ func (x *UndrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainRequest.ProtoReflect.Descriptor instead.
 func (*UndrainRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{29}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{36}
 }
 
 // UndrainResponse is empty.
@@ -1770,7 +2119,7 @@ type UndrainResponse struct {
 
 func (x *UndrainResponse) Reset() {
 	*x = UndrainResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[30]
+	mi := &file_admin_v1_resolver_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1782,7 +2131,7 @@ func (x *UndrainResponse) String() string {
 func (*UndrainResponse) ProtoMessage() {}
 
 func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[30]
+	mi := &file_admin_v1_resolver_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1795,7 +2144,7 @@ func (x *UndrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UndrainResponse.ProtoReflect.Descriptor instead.
 func (*UndrainResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{30}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{37}
 }
 
 // SetLogLevelRequest changes how much is logged.
@@ -1811,7 +2160,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[31]
+	mi := &file_admin_v1_resolver_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +2172,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[31]
+	mi := &file_admin_v1_resolver_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +2185,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{31}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetLogLevelRequest) GetLevel() string {
@@ -1864,7 +2213,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_admin_v1_resolver_proto_msgTypes[32]
+	mi := &file_admin_v1_resolver_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2225,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_admin_v1_resolver_proto_msgTypes[32]
+	mi := &file_admin_v1_resolver_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2238,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{32}
+	return file_admin_v1_resolver_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SetLogLevelResponse) GetWas() string {
@@ -1903,7 +2252,26 @@ var File_admin_v1_resolver_proto protoreflect.FileDescriptor
 
 const file_admin_v1_resolver_proto_rawDesc = "" +
 	"\n" +
-	"\x17admin/v1/resolver.proto\x12\x0fsluice.admin.v1\x1a\x15admin/v1/common.proto\"\x0f\n" +
+	"\x17admin/v1/resolver.proto\x12\x0fsluice.admin.v1\x1a\x15admin/v1/common.proto\"q\n" +
+	"\x13NegativeTrustAnchor\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05until\x18\x02 \x01(\x03R\x05until\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x1e\n" +
+	"\n" +
+	"configured\x18\x04 \x01(\bR\n" +
+	"configured\"!\n" +
+	"\x1fListNegativeTrustAnchorsRequest\"b\n" +
+	" ListNegativeTrustAnchorsResponse\x12>\n" +
+	"\aanchors\x18\x01 \x03(\v2$.sluice.admin.v1.NegativeTrustAnchorR\aanchors\"_\n" +
+	"\x1dAddNegativeTrustAnchorRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\x04R\aseconds\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"^\n" +
+	"\x1eAddNegativeTrustAnchorResponse\x12<\n" +
+	"\x06anchor\x18\x01 \x01(\v2$.sluice.admin.v1.NegativeTrustAnchorR\x06anchor\"6\n" +
+	" RemoveNegativeTrustAnchorRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"#\n" +
+	"!RemoveNegativeTrustAnchorResponse\"\x0f\n" +
 	"\rStatusRequest\"\xdb\x03\n" +
 	"\x0eStatusResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12\x18\n" +
@@ -2013,7 +2381,7 @@ const file_admin_v1_resolver_proto_rawDesc = "" +
 	"\x05level\x18\x01 \x01(\tR\x05level\x12\x18\n" +
 	"\aseconds\x18\x02 \x01(\x04R\aseconds\"'\n" +
 	"\x13SetLogLevelResponse\x12\x10\n" +
-	"\x03was\x18\x01 \x01(\tR\x03was2\xf2\t\n" +
+	"\x03was\x18\x01 \x01(\tR\x03was2\xf3\f\n" +
 	"\x0fResolverService\x12I\n" +
 	"\x06Status\x12\x1e.sluice.admin.v1.StatusRequest\x1a\x1f.sluice.admin.v1.StatusResponse\x12U\n" +
 	"\n" +
@@ -2034,7 +2402,10 @@ const file_admin_v1_resolver_proto_rawDesc = "" +
 	"\tCacheLoad\x12!.sluice.admin.v1.CacheLoadRequest\x1a\".sluice.admin.v1.CacheLoadResponse(\x01\x12F\n" +
 	"\x05Drain\x12\x1d.sluice.admin.v1.DrainRequest\x1a\x1e.sluice.admin.v1.DrainResponse\x12L\n" +
 	"\aUndrain\x12\x1f.sluice.admin.v1.UndrainRequest\x1a .sluice.admin.v1.UndrainResponse\x12X\n" +
-	"\vSetLogLevel\x12#.sluice.admin.v1.SetLogLevelRequest\x1a$.sluice.admin.v1.SetLogLevelResponseB5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
+	"\vSetLogLevel\x12#.sluice.admin.v1.SetLogLevelRequest\x1a$.sluice.admin.v1.SetLogLevelResponse\x12\x7f\n" +
+	"\x18ListNegativeTrustAnchors\x120.sluice.admin.v1.ListNegativeTrustAnchorsRequest\x1a1.sluice.admin.v1.ListNegativeTrustAnchorsResponse\x12y\n" +
+	"\x16AddNegativeTrustAnchor\x12..sluice.admin.v1.AddNegativeTrustAnchorRequest\x1a/.sluice.admin.v1.AddNegativeTrustAnchorResponse\x12\x82\x01\n" +
+	"\x19RemoveNegativeTrustAnchor\x121.sluice.admin.v1.RemoveNegativeTrustAnchorRequest\x1a2.sluice.admin.v1.RemoveNegativeTrustAnchorResponseB5Z3github.com/sluice-dns/sluice/proto/admin/v1;adminv1b\x06proto3"
 
 var (
 	file_admin_v1_resolver_proto_rawDescOnce sync.Once
@@ -2048,86 +2419,101 @@ func file_admin_v1_resolver_proto_rawDescGZIP() []byte {
 	return file_admin_v1_resolver_proto_rawDescData
 }
 
-var file_admin_v1_resolver_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
+var file_admin_v1_resolver_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_admin_v1_resolver_proto_goTypes = []any{
-	(*StatusRequest)(nil),       // 0: sluice.admin.v1.StatusRequest
-	(*StatusResponse)(nil),      // 1: sluice.admin.v1.StatusResponse
-	(*SyncStatusRequest)(nil),   // 2: sluice.admin.v1.SyncStatusRequest
-	(*SyncStatusResponse)(nil),  // 3: sluice.admin.v1.SyncStatusResponse
-	(*SyncAcceptRequest)(nil),   // 4: sluice.admin.v1.SyncAcceptRequest
-	(*SyncAcceptResponse)(nil),  // 5: sluice.admin.v1.SyncAcceptResponse
-	(*SyncRepairRequest)(nil),   // 6: sluice.admin.v1.SyncRepairRequest
-	(*SyncRepairResponse)(nil),  // 7: sluice.admin.v1.SyncRepairResponse
-	(*ExplainRequest)(nil),      // 8: sluice.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),     // 9: sluice.admin.v1.ExplainResponse
-	(*ExplainStep)(nil),         // 10: sluice.admin.v1.ExplainStep
-	(*GetLimitsRequest)(nil),    // 11: sluice.admin.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),   // 12: sluice.admin.v1.GetLimitsResponse
-	(*Limit)(nil),               // 13: sluice.admin.v1.Limit
-	(*SetLimitRequest)(nil),     // 14: sluice.admin.v1.SetLimitRequest
-	(*SetLimitResponse)(nil),    // 15: sluice.admin.v1.SetLimitResponse
-	(*ResetLimitRequest)(nil),   // 16: sluice.admin.v1.ResetLimitRequest
-	(*ResetLimitResponse)(nil),  // 17: sluice.admin.v1.ResetLimitResponse
-	(*CacheLookRequest)(nil),    // 18: sluice.admin.v1.CacheLookRequest
-	(*CacheLookResponse)(nil),   // 19: sluice.admin.v1.CacheLookResponse
-	(*CacheEntry)(nil),          // 20: sluice.admin.v1.CacheEntry
-	(*CachePurgeRequest)(nil),   // 21: sluice.admin.v1.CachePurgeRequest
-	(*CachePurgeResponse)(nil),  // 22: sluice.admin.v1.CachePurgeResponse
-	(*CacheDumpRequest)(nil),    // 23: sluice.admin.v1.CacheDumpRequest
-	(*CacheDumpResponse)(nil),   // 24: sluice.admin.v1.CacheDumpResponse
-	(*CacheLoadRequest)(nil),    // 25: sluice.admin.v1.CacheLoadRequest
-	(*CacheLoadResponse)(nil),   // 26: sluice.admin.v1.CacheLoadResponse
-	(*DrainRequest)(nil),        // 27: sluice.admin.v1.DrainRequest
-	(*DrainResponse)(nil),       // 28: sluice.admin.v1.DrainResponse
-	(*UndrainRequest)(nil),      // 29: sluice.admin.v1.UndrainRequest
-	(*UndrainResponse)(nil),     // 30: sluice.admin.v1.UndrainResponse
-	(*SetLogLevelRequest)(nil),  // 31: sluice.admin.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil), // 32: sluice.admin.v1.SetLogLevelResponse
-	(*DatasetStatus)(nil),       // 33: sluice.admin.v1.DatasetStatus
+	(*NegativeTrustAnchor)(nil),               // 0: sluice.admin.v1.NegativeTrustAnchor
+	(*ListNegativeTrustAnchorsRequest)(nil),   // 1: sluice.admin.v1.ListNegativeTrustAnchorsRequest
+	(*ListNegativeTrustAnchorsResponse)(nil),  // 2: sluice.admin.v1.ListNegativeTrustAnchorsResponse
+	(*AddNegativeTrustAnchorRequest)(nil),     // 3: sluice.admin.v1.AddNegativeTrustAnchorRequest
+	(*AddNegativeTrustAnchorResponse)(nil),    // 4: sluice.admin.v1.AddNegativeTrustAnchorResponse
+	(*RemoveNegativeTrustAnchorRequest)(nil),  // 5: sluice.admin.v1.RemoveNegativeTrustAnchorRequest
+	(*RemoveNegativeTrustAnchorResponse)(nil), // 6: sluice.admin.v1.RemoveNegativeTrustAnchorResponse
+	(*StatusRequest)(nil),                     // 7: sluice.admin.v1.StatusRequest
+	(*StatusResponse)(nil),                    // 8: sluice.admin.v1.StatusResponse
+	(*SyncStatusRequest)(nil),                 // 9: sluice.admin.v1.SyncStatusRequest
+	(*SyncStatusResponse)(nil),                // 10: sluice.admin.v1.SyncStatusResponse
+	(*SyncAcceptRequest)(nil),                 // 11: sluice.admin.v1.SyncAcceptRequest
+	(*SyncAcceptResponse)(nil),                // 12: sluice.admin.v1.SyncAcceptResponse
+	(*SyncRepairRequest)(nil),                 // 13: sluice.admin.v1.SyncRepairRequest
+	(*SyncRepairResponse)(nil),                // 14: sluice.admin.v1.SyncRepairResponse
+	(*ExplainRequest)(nil),                    // 15: sluice.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),                   // 16: sluice.admin.v1.ExplainResponse
+	(*ExplainStep)(nil),                       // 17: sluice.admin.v1.ExplainStep
+	(*GetLimitsRequest)(nil),                  // 18: sluice.admin.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),                 // 19: sluice.admin.v1.GetLimitsResponse
+	(*Limit)(nil),                             // 20: sluice.admin.v1.Limit
+	(*SetLimitRequest)(nil),                   // 21: sluice.admin.v1.SetLimitRequest
+	(*SetLimitResponse)(nil),                  // 22: sluice.admin.v1.SetLimitResponse
+	(*ResetLimitRequest)(nil),                 // 23: sluice.admin.v1.ResetLimitRequest
+	(*ResetLimitResponse)(nil),                // 24: sluice.admin.v1.ResetLimitResponse
+	(*CacheLookRequest)(nil),                  // 25: sluice.admin.v1.CacheLookRequest
+	(*CacheLookResponse)(nil),                 // 26: sluice.admin.v1.CacheLookResponse
+	(*CacheEntry)(nil),                        // 27: sluice.admin.v1.CacheEntry
+	(*CachePurgeRequest)(nil),                 // 28: sluice.admin.v1.CachePurgeRequest
+	(*CachePurgeResponse)(nil),                // 29: sluice.admin.v1.CachePurgeResponse
+	(*CacheDumpRequest)(nil),                  // 30: sluice.admin.v1.CacheDumpRequest
+	(*CacheDumpResponse)(nil),                 // 31: sluice.admin.v1.CacheDumpResponse
+	(*CacheLoadRequest)(nil),                  // 32: sluice.admin.v1.CacheLoadRequest
+	(*CacheLoadResponse)(nil),                 // 33: sluice.admin.v1.CacheLoadResponse
+	(*DrainRequest)(nil),                      // 34: sluice.admin.v1.DrainRequest
+	(*DrainResponse)(nil),                     // 35: sluice.admin.v1.DrainResponse
+	(*UndrainRequest)(nil),                    // 36: sluice.admin.v1.UndrainRequest
+	(*UndrainResponse)(nil),                   // 37: sluice.admin.v1.UndrainResponse
+	(*SetLogLevelRequest)(nil),                // 38: sluice.admin.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),               // 39: sluice.admin.v1.SetLogLevelResponse
+	(*DatasetStatus)(nil),                     // 40: sluice.admin.v1.DatasetStatus
 }
 var file_admin_v1_resolver_proto_depIdxs = []int32{
-	33, // 0: sluice.admin.v1.StatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
-	33, // 1: sluice.admin.v1.SyncStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
-	10, // 2: sluice.admin.v1.ExplainResponse.steps:type_name -> sluice.admin.v1.ExplainStep
-	13, // 3: sluice.admin.v1.GetLimitsResponse.limits:type_name -> sluice.admin.v1.Limit
-	13, // 4: sluice.admin.v1.SetLimitResponse.limit:type_name -> sluice.admin.v1.Limit
-	13, // 5: sluice.admin.v1.ResetLimitResponse.limit:type_name -> sluice.admin.v1.Limit
-	20, // 6: sluice.admin.v1.CacheLookResponse.entries:type_name -> sluice.admin.v1.CacheEntry
-	0,  // 7: sluice.admin.v1.ResolverService.Status:input_type -> sluice.admin.v1.StatusRequest
-	2,  // 8: sluice.admin.v1.ResolverService.SyncStatus:input_type -> sluice.admin.v1.SyncStatusRequest
-	4,  // 9: sluice.admin.v1.ResolverService.SyncAccept:input_type -> sluice.admin.v1.SyncAcceptRequest
-	6,  // 10: sluice.admin.v1.ResolverService.SyncRepair:input_type -> sluice.admin.v1.SyncRepairRequest
-	8,  // 11: sluice.admin.v1.ResolverService.Explain:input_type -> sluice.admin.v1.ExplainRequest
-	11, // 12: sluice.admin.v1.ResolverService.GetLimits:input_type -> sluice.admin.v1.GetLimitsRequest
-	14, // 13: sluice.admin.v1.ResolverService.SetLimit:input_type -> sluice.admin.v1.SetLimitRequest
-	16, // 14: sluice.admin.v1.ResolverService.ResetLimit:input_type -> sluice.admin.v1.ResetLimitRequest
-	18, // 15: sluice.admin.v1.ResolverService.CacheLook:input_type -> sluice.admin.v1.CacheLookRequest
-	21, // 16: sluice.admin.v1.ResolverService.CachePurge:input_type -> sluice.admin.v1.CachePurgeRequest
-	23, // 17: sluice.admin.v1.ResolverService.CacheDump:input_type -> sluice.admin.v1.CacheDumpRequest
-	25, // 18: sluice.admin.v1.ResolverService.CacheLoad:input_type -> sluice.admin.v1.CacheLoadRequest
-	27, // 19: sluice.admin.v1.ResolverService.Drain:input_type -> sluice.admin.v1.DrainRequest
-	29, // 20: sluice.admin.v1.ResolverService.Undrain:input_type -> sluice.admin.v1.UndrainRequest
-	31, // 21: sluice.admin.v1.ResolverService.SetLogLevel:input_type -> sluice.admin.v1.SetLogLevelRequest
-	1,  // 22: sluice.admin.v1.ResolverService.Status:output_type -> sluice.admin.v1.StatusResponse
-	3,  // 23: sluice.admin.v1.ResolverService.SyncStatus:output_type -> sluice.admin.v1.SyncStatusResponse
-	5,  // 24: sluice.admin.v1.ResolverService.SyncAccept:output_type -> sluice.admin.v1.SyncAcceptResponse
-	7,  // 25: sluice.admin.v1.ResolverService.SyncRepair:output_type -> sluice.admin.v1.SyncRepairResponse
-	9,  // 26: sluice.admin.v1.ResolverService.Explain:output_type -> sluice.admin.v1.ExplainResponse
-	12, // 27: sluice.admin.v1.ResolverService.GetLimits:output_type -> sluice.admin.v1.GetLimitsResponse
-	15, // 28: sluice.admin.v1.ResolverService.SetLimit:output_type -> sluice.admin.v1.SetLimitResponse
-	17, // 29: sluice.admin.v1.ResolverService.ResetLimit:output_type -> sluice.admin.v1.ResetLimitResponse
-	19, // 30: sluice.admin.v1.ResolverService.CacheLook:output_type -> sluice.admin.v1.CacheLookResponse
-	22, // 31: sluice.admin.v1.ResolverService.CachePurge:output_type -> sluice.admin.v1.CachePurgeResponse
-	24, // 32: sluice.admin.v1.ResolverService.CacheDump:output_type -> sluice.admin.v1.CacheDumpResponse
-	26, // 33: sluice.admin.v1.ResolverService.CacheLoad:output_type -> sluice.admin.v1.CacheLoadResponse
-	28, // 34: sluice.admin.v1.ResolverService.Drain:output_type -> sluice.admin.v1.DrainResponse
-	30, // 35: sluice.admin.v1.ResolverService.Undrain:output_type -> sluice.admin.v1.UndrainResponse
-	32, // 36: sluice.admin.v1.ResolverService.SetLogLevel:output_type -> sluice.admin.v1.SetLogLevelResponse
-	22, // [22:37] is the sub-list for method output_type
-	7,  // [7:22] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	0,  // 0: sluice.admin.v1.ListNegativeTrustAnchorsResponse.anchors:type_name -> sluice.admin.v1.NegativeTrustAnchor
+	0,  // 1: sluice.admin.v1.AddNegativeTrustAnchorResponse.anchor:type_name -> sluice.admin.v1.NegativeTrustAnchor
+	40, // 2: sluice.admin.v1.StatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
+	40, // 3: sluice.admin.v1.SyncStatusResponse.datasets:type_name -> sluice.admin.v1.DatasetStatus
+	17, // 4: sluice.admin.v1.ExplainResponse.steps:type_name -> sluice.admin.v1.ExplainStep
+	20, // 5: sluice.admin.v1.GetLimitsResponse.limits:type_name -> sluice.admin.v1.Limit
+	20, // 6: sluice.admin.v1.SetLimitResponse.limit:type_name -> sluice.admin.v1.Limit
+	20, // 7: sluice.admin.v1.ResetLimitResponse.limit:type_name -> sluice.admin.v1.Limit
+	27, // 8: sluice.admin.v1.CacheLookResponse.entries:type_name -> sluice.admin.v1.CacheEntry
+	7,  // 9: sluice.admin.v1.ResolverService.Status:input_type -> sluice.admin.v1.StatusRequest
+	9,  // 10: sluice.admin.v1.ResolverService.SyncStatus:input_type -> sluice.admin.v1.SyncStatusRequest
+	11, // 11: sluice.admin.v1.ResolverService.SyncAccept:input_type -> sluice.admin.v1.SyncAcceptRequest
+	13, // 12: sluice.admin.v1.ResolverService.SyncRepair:input_type -> sluice.admin.v1.SyncRepairRequest
+	15, // 13: sluice.admin.v1.ResolverService.Explain:input_type -> sluice.admin.v1.ExplainRequest
+	18, // 14: sluice.admin.v1.ResolverService.GetLimits:input_type -> sluice.admin.v1.GetLimitsRequest
+	21, // 15: sluice.admin.v1.ResolverService.SetLimit:input_type -> sluice.admin.v1.SetLimitRequest
+	23, // 16: sluice.admin.v1.ResolverService.ResetLimit:input_type -> sluice.admin.v1.ResetLimitRequest
+	25, // 17: sluice.admin.v1.ResolverService.CacheLook:input_type -> sluice.admin.v1.CacheLookRequest
+	28, // 18: sluice.admin.v1.ResolverService.CachePurge:input_type -> sluice.admin.v1.CachePurgeRequest
+	30, // 19: sluice.admin.v1.ResolverService.CacheDump:input_type -> sluice.admin.v1.CacheDumpRequest
+	32, // 20: sluice.admin.v1.ResolverService.CacheLoad:input_type -> sluice.admin.v1.CacheLoadRequest
+	34, // 21: sluice.admin.v1.ResolverService.Drain:input_type -> sluice.admin.v1.DrainRequest
+	36, // 22: sluice.admin.v1.ResolverService.Undrain:input_type -> sluice.admin.v1.UndrainRequest
+	38, // 23: sluice.admin.v1.ResolverService.SetLogLevel:input_type -> sluice.admin.v1.SetLogLevelRequest
+	1,  // 24: sluice.admin.v1.ResolverService.ListNegativeTrustAnchors:input_type -> sluice.admin.v1.ListNegativeTrustAnchorsRequest
+	3,  // 25: sluice.admin.v1.ResolverService.AddNegativeTrustAnchor:input_type -> sluice.admin.v1.AddNegativeTrustAnchorRequest
+	5,  // 26: sluice.admin.v1.ResolverService.RemoveNegativeTrustAnchor:input_type -> sluice.admin.v1.RemoveNegativeTrustAnchorRequest
+	8,  // 27: sluice.admin.v1.ResolverService.Status:output_type -> sluice.admin.v1.StatusResponse
+	10, // 28: sluice.admin.v1.ResolverService.SyncStatus:output_type -> sluice.admin.v1.SyncStatusResponse
+	12, // 29: sluice.admin.v1.ResolverService.SyncAccept:output_type -> sluice.admin.v1.SyncAcceptResponse
+	14, // 30: sluice.admin.v1.ResolverService.SyncRepair:output_type -> sluice.admin.v1.SyncRepairResponse
+	16, // 31: sluice.admin.v1.ResolverService.Explain:output_type -> sluice.admin.v1.ExplainResponse
+	19, // 32: sluice.admin.v1.ResolverService.GetLimits:output_type -> sluice.admin.v1.GetLimitsResponse
+	22, // 33: sluice.admin.v1.ResolverService.SetLimit:output_type -> sluice.admin.v1.SetLimitResponse
+	24, // 34: sluice.admin.v1.ResolverService.ResetLimit:output_type -> sluice.admin.v1.ResetLimitResponse
+	26, // 35: sluice.admin.v1.ResolverService.CacheLook:output_type -> sluice.admin.v1.CacheLookResponse
+	29, // 36: sluice.admin.v1.ResolverService.CachePurge:output_type -> sluice.admin.v1.CachePurgeResponse
+	31, // 37: sluice.admin.v1.ResolverService.CacheDump:output_type -> sluice.admin.v1.CacheDumpResponse
+	33, // 38: sluice.admin.v1.ResolverService.CacheLoad:output_type -> sluice.admin.v1.CacheLoadResponse
+	35, // 39: sluice.admin.v1.ResolverService.Drain:output_type -> sluice.admin.v1.DrainResponse
+	37, // 40: sluice.admin.v1.ResolverService.Undrain:output_type -> sluice.admin.v1.UndrainResponse
+	39, // 41: sluice.admin.v1.ResolverService.SetLogLevel:output_type -> sluice.admin.v1.SetLogLevelResponse
+	2,  // 42: sluice.admin.v1.ResolverService.ListNegativeTrustAnchors:output_type -> sluice.admin.v1.ListNegativeTrustAnchorsResponse
+	4,  // 43: sluice.admin.v1.ResolverService.AddNegativeTrustAnchor:output_type -> sluice.admin.v1.AddNegativeTrustAnchorResponse
+	6,  // 44: sluice.admin.v1.ResolverService.RemoveNegativeTrustAnchor:output_type -> sluice.admin.v1.RemoveNegativeTrustAnchorResponse
+	27, // [27:45] is the sub-list for method output_type
+	9,  // [9:27] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_admin_v1_resolver_proto_init() }
@@ -2142,7 +2528,7 @@ func file_admin_v1_resolver_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_admin_v1_resolver_proto_rawDesc), len(file_admin_v1_resolver_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   33,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

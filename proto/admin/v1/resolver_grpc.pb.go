@@ -19,21 +19,24 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	ResolverService_Status_FullMethodName      = "/sluice.admin.v1.ResolverService/Status"
-	ResolverService_SyncStatus_FullMethodName  = "/sluice.admin.v1.ResolverService/SyncStatus"
-	ResolverService_SyncAccept_FullMethodName  = "/sluice.admin.v1.ResolverService/SyncAccept"
-	ResolverService_SyncRepair_FullMethodName  = "/sluice.admin.v1.ResolverService/SyncRepair"
-	ResolverService_Explain_FullMethodName     = "/sluice.admin.v1.ResolverService/Explain"
-	ResolverService_GetLimits_FullMethodName   = "/sluice.admin.v1.ResolverService/GetLimits"
-	ResolverService_SetLimit_FullMethodName    = "/sluice.admin.v1.ResolverService/SetLimit"
-	ResolverService_ResetLimit_FullMethodName  = "/sluice.admin.v1.ResolverService/ResetLimit"
-	ResolverService_CacheLook_FullMethodName   = "/sluice.admin.v1.ResolverService/CacheLook"
-	ResolverService_CachePurge_FullMethodName  = "/sluice.admin.v1.ResolverService/CachePurge"
-	ResolverService_CacheDump_FullMethodName   = "/sluice.admin.v1.ResolverService/CacheDump"
-	ResolverService_CacheLoad_FullMethodName   = "/sluice.admin.v1.ResolverService/CacheLoad"
-	ResolverService_Drain_FullMethodName       = "/sluice.admin.v1.ResolverService/Drain"
-	ResolverService_Undrain_FullMethodName     = "/sluice.admin.v1.ResolverService/Undrain"
-	ResolverService_SetLogLevel_FullMethodName = "/sluice.admin.v1.ResolverService/SetLogLevel"
+	ResolverService_Status_FullMethodName                    = "/sluice.admin.v1.ResolverService/Status"
+	ResolverService_SyncStatus_FullMethodName                = "/sluice.admin.v1.ResolverService/SyncStatus"
+	ResolverService_SyncAccept_FullMethodName                = "/sluice.admin.v1.ResolverService/SyncAccept"
+	ResolverService_SyncRepair_FullMethodName                = "/sluice.admin.v1.ResolverService/SyncRepair"
+	ResolverService_Explain_FullMethodName                   = "/sluice.admin.v1.ResolverService/Explain"
+	ResolverService_GetLimits_FullMethodName                 = "/sluice.admin.v1.ResolverService/GetLimits"
+	ResolverService_SetLimit_FullMethodName                  = "/sluice.admin.v1.ResolverService/SetLimit"
+	ResolverService_ResetLimit_FullMethodName                = "/sluice.admin.v1.ResolverService/ResetLimit"
+	ResolverService_CacheLook_FullMethodName                 = "/sluice.admin.v1.ResolverService/CacheLook"
+	ResolverService_CachePurge_FullMethodName                = "/sluice.admin.v1.ResolverService/CachePurge"
+	ResolverService_CacheDump_FullMethodName                 = "/sluice.admin.v1.ResolverService/CacheDump"
+	ResolverService_CacheLoad_FullMethodName                 = "/sluice.admin.v1.ResolverService/CacheLoad"
+	ResolverService_Drain_FullMethodName                     = "/sluice.admin.v1.ResolverService/Drain"
+	ResolverService_Undrain_FullMethodName                   = "/sluice.admin.v1.ResolverService/Undrain"
+	ResolverService_SetLogLevel_FullMethodName               = "/sluice.admin.v1.ResolverService/SetLogLevel"
+	ResolverService_ListNegativeTrustAnchors_FullMethodName  = "/sluice.admin.v1.ResolverService/ListNegativeTrustAnchors"
+	ResolverService_AddNegativeTrustAnchor_FullMethodName    = "/sluice.admin.v1.ResolverService/AddNegativeTrustAnchor"
+	ResolverService_RemoveNegativeTrustAnchor_FullMethodName = "/sluice.admin.v1.ResolverService/RemoveNegativeTrustAnchor"
 )
 
 // ResolverServiceClient is the client API for ResolverService service.
@@ -72,6 +75,12 @@ type ResolverServiceClient interface {
 	Undrain(ctx context.Context, in *UndrainRequest, opts ...grpc.CallOption) (*UndrainResponse, error)
 	// SetLogLevel changes how much is logged.
 	SetLogLevel(ctx context.Context, in *SetLogLevelRequest, opts ...grpc.CallOption) (*SetLogLevelResponse, error)
+	// ListNegativeTrustAnchors shows the names at and below which nothing is validated (RFC 7646).
+	ListNegativeTrustAnchors(ctx context.Context, in *ListNegativeTrustAnchorsRequest, opts ...grpc.CallOption) (*ListNegativeTrustAnchorsResponse, error)
+	// AddNegativeTrustAnchor adds one, or gives one that was added another end.
+	AddNegativeTrustAnchor(ctx context.Context, in *AddNegativeTrustAnchorRequest, opts ...grpc.CallOption) (*AddNegativeTrustAnchorResponse, error)
+	// RemoveNegativeTrustAnchor takes one away, a configured one until the next start.
+	RemoveNegativeTrustAnchor(ctx context.Context, in *RemoveNegativeTrustAnchorRequest, opts ...grpc.CallOption) (*RemoveNegativeTrustAnchorResponse, error)
 }
 
 type resolverServiceClient struct {
@@ -244,6 +253,36 @@ func (c *resolverServiceClient) SetLogLevel(ctx context.Context, in *SetLogLevel
 	return out, nil
 }
 
+func (c *resolverServiceClient) ListNegativeTrustAnchors(ctx context.Context, in *ListNegativeTrustAnchorsRequest, opts ...grpc.CallOption) (*ListNegativeTrustAnchorsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListNegativeTrustAnchorsResponse)
+	err := c.cc.Invoke(ctx, ResolverService_ListNegativeTrustAnchors_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *resolverServiceClient) AddNegativeTrustAnchor(ctx context.Context, in *AddNegativeTrustAnchorRequest, opts ...grpc.CallOption) (*AddNegativeTrustAnchorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AddNegativeTrustAnchorResponse)
+	err := c.cc.Invoke(ctx, ResolverService_AddNegativeTrustAnchor_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *resolverServiceClient) RemoveNegativeTrustAnchor(ctx context.Context, in *RemoveNegativeTrustAnchorRequest, opts ...grpc.CallOption) (*RemoveNegativeTrustAnchorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RemoveNegativeTrustAnchorResponse)
+	err := c.cc.Invoke(ctx, ResolverService_RemoveNegativeTrustAnchor_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // ResolverServiceServer is the server API for ResolverService service.
 // All implementations must embed UnimplementedResolverServiceServer
 // for forward compatibility.
@@ -280,6 +319,12 @@ type ResolverServiceServer interface {
 	Undrain(context.Context, *UndrainRequest) (*UndrainResponse, error)
 	// SetLogLevel changes how much is logged.
 	SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error)
+	// ListNegativeTrustAnchors shows the names at and below which nothing is validated (RFC 7646).
+	ListNegativeTrustAnchors(context.Context, *ListNegativeTrustAnchorsRequest) (*ListNegativeTrustAnchorsResponse, error)
+	// AddNegativeTrustAnchor adds one, or gives one that was added another end.
+	AddNegativeTrustAnchor(context.Context, *AddNegativeTrustAnchorRequest) (*AddNegativeTrustAnchorResponse, error)
+	// RemoveNegativeTrustAnchor takes one away, a configured one until the next start.
+	RemoveNegativeTrustAnchor(context.Context, *RemoveNegativeTrustAnchorRequest) (*RemoveNegativeTrustAnchorResponse, error)
 	mustEmbedUnimplementedResolverServiceServer()
 }
 
@@ -334,6 +379,15 @@ func (UnimplementedResolverServiceServer) Undrain(context.Context, *UndrainReque
 }
 func (UnimplementedResolverServiceServer) SetLogLevel(context.Context, *SetLogLevelRequest) (*SetLogLevelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetLogLevel not implemented")
+}
+func (UnimplementedResolverServiceServer) ListNegativeTrustAnchors(context.Context, *ListNegativeTrustAnchorsRequest) (*ListNegativeTrustAnchorsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListNegativeTrustAnchors not implemented")
+}
+func (UnimplementedResolverServiceServer) AddNegativeTrustAnchor(context.Context, *AddNegativeTrustAnchorRequest) (*AddNegativeTrustAnchorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddNegativeTrustAnchor not implemented")
+}
+func (UnimplementedResolverServiceServer) RemoveNegativeTrustAnchor(context.Context, *RemoveNegativeTrustAnchorRequest) (*RemoveNegativeTrustAnchorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RemoveNegativeTrustAnchor not implemented")
 }
 func (UnimplementedResolverServiceServer) mustEmbedUnimplementedResolverServiceServer() {}
 func (UnimplementedResolverServiceServer) testEmbeddedByValue()                         {}
@@ -608,6 +662,60 @@ func _ResolverService_SetLogLevel_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _ResolverService_ListNegativeTrustAnchors_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListNegativeTrustAnchorsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ResolverServiceServer).ListNegativeTrustAnchors(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ResolverService_ListNegativeTrustAnchors_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ResolverServiceServer).ListNegativeTrustAnchors(ctx, req.(*ListNegativeTrustAnchorsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ResolverService_AddNegativeTrustAnchor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AddNegativeTrustAnchorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ResolverServiceServer).AddNegativeTrustAnchor(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ResolverService_AddNegativeTrustAnchor_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ResolverServiceServer).AddNegativeTrustAnchor(ctx, req.(*AddNegativeTrustAnchorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _ResolverService_RemoveNegativeTrustAnchor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RemoveNegativeTrustAnchorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(ResolverServiceServer).RemoveNegativeTrustAnchor(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: ResolverService_RemoveNegativeTrustAnchor_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(ResolverServiceServer).RemoveNegativeTrustAnchor(ctx, req.(*RemoveNegativeTrustAnchorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // ResolverService_ServiceDesc is the grpc.ServiceDesc for ResolverService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -666,6 +774,18 @@ var ResolverService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetLogLevel",
 			Handler:    _ResolverService_SetLogLevel_Handler,
+		},
+		{
+			MethodName: "ListNegativeTrustAnchors",
+			Handler:    _ResolverService_ListNegativeTrustAnchors_Handler,
+		},
+		{
+			MethodName: "AddNegativeTrustAnchor",
+			Handler:    _ResolverService_AddNegativeTrustAnchor_Handler,
+		},
+		{
+			MethodName: "RemoveNegativeTrustAnchor",
+			Handler:    _ResolverService_RemoveNegativeTrustAnchor_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

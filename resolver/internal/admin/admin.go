@@ -93,6 +93,16 @@ func (s *Server) ServerOptions() []grpc.ServerOption {
 
 // The parts that an operator looks at and changes.
 type (
+	// NegativeAnchors are the negative trust anchors.
+	NegativeAnchors interface {
+		// List returns all, in order of name.
+		List() []NegativeAnchor
+		// Add adds one for so long, or replaces one that was added.
+		Add(name dnsname.Name, d time.Duration, why string) (NegativeAnchor, error)
+		// Remove takes one away; the error is ErrNotFound if there is none.
+		Remove(name dnsname.Name) error
+	}
+
 	// Limits are the live limits.
 	Limits interface {
 		// Limits returns all, in order of name.
@@ -181,6 +191,7 @@ type Options struct {
 	Sync      Sync
 	Lifecycle Lifecycle
 	Log       Log
+	Anchors   NegativeAnchors
 
 	// Credentials are TLS, for a listener beyond loopback. Nil means in the clear.
 	Credentials credentials.TransportCredentials

@@ -32,6 +32,7 @@ var shows = []string{
 	adminv1.ResolverService_Explain_FullMethodName,
 	adminv1.ResolverService_GetLimits_FullMethodName,
 	adminv1.ResolverService_CacheLook_FullMethodName,
+	adminv1.ResolverService_ListNegativeTrustAnchors_FullMethodName,
 }
 
 func (s *Server) allow(ctx context.Context, method string) error {

@@ -62,6 +62,10 @@ type Sources struct {
 	Listeners func() []Listener
 	// Upstream is the exchanges with servers.
 	Upstream func() Upstream
+	// Validation is what was validated.
+	Validation func() Validation
+	// Forwards are the pools of forward zones.
+	Forwards func() []Forward
 	// Caches are the caches.
 	Caches func() []Cache
 	// Datasets are the datasets of user data.
@@ -101,6 +105,32 @@ type Upstream struct {
 	CaseLost    uint64 // responses that spelled the name in another way
 	BadCookies  uint64
 	Busy        uint64 // not sent: too many were under way with that server
+}
+
+// Validation is what became of answers that were validated, and of signatures.
+type Validation struct {
+	Answers           map[string]uint64 // by status
+	Unfinished        uint64            // answers whose status could not be found
+	Verified, Failed  uint64            // signatures
+	Verifying, Places int               // signatures being verified now, and how many may be
+	NegativeAnchors   int
+}
+
+// A Forward is the pool of a forward zone.
+type Forward struct {
+	Zone                        string
+	Answered, Failed, Disagreed uint64
+	Upstreams                   []ForwardUpstream
+}
+
+// A ForwardUpstream is one of its upstreams. A shadow has Same, Different and Skipped, others Won.
+type ForwardUpstream struct {
+	Name, Role               string
+	Asked, Answered, Won     uint64
+	TimedOut, Failed, Broken uint64
+	Same, Different, Skipped uint64
+	SRTT                     float64 // seconds
+	Resting                  bool
 }
 
 // A Cache is the sums of one cache.
@@ -164,6 +194,18 @@ var (
 	upstreamEnds   = desc("upstream_outcomes_total", "What went another way than one answer to one question.", "outcome")
 	upstreamJoined = desc("upstream_joined_total", "Questions for servers that shared another's exchange.")
 
+	validated       = desc("validated_answers_total", "Answers that were validated, by what they were found to be; unfinished: the limits of the question, or keys out of reach.", "status")
+	signatures      = desc("signatures_total", "Signatures that were verified.", "result")
+	verifying       = desc("signatures_in_progress", "Signatures being verified.")
+	verifyingMost   = desc("signatures_in_progress_limit", "How many signatures may be verified at once.")
+	negativeAnchors = desc("negative_trust_anchors", "Names at and below which nothing is validated.")
+
+	forwarded      = desc("forward_questions_total", "Questions put to the resolvers of a forward zone.", "zone", "outcome")
+	forwardAsked   = desc("forward_upstream_queries_total", "Questions put to a resolver of a forward zone.", "zone", "upstream", "role")
+	forwardEnds    = desc("forward_upstream_outcomes_total", "What came of them. A won answer went to the client; a shadow's is the same as that or different, and one is skipped beyond its budget.", "zone", "upstream", "role", "outcome")
+	forwardSRTT    = desc("forward_upstream_seconds", "Smoothed round-trip time of a resolver of a forward zone; of a shadow, the mean.", "zone", "upstream", "role")
+	forwardResting = desc("forward_upstream_resting", "1 while a resolver of a forward zone is left alone because it was silent.", "zone", "upstream", "role")
+
 	cacheEntries   = desc("cache_entries", "Entries of a cache.", "cache")
 	cacheBytes     = desc("cache_bytes", "Bytes of live entries of a cache.", "cache")
 	cacheBudget    = desc("cache_budget_bytes", "Bytes a cache may use.", "cache")
@@ -192,7 +234,9 @@ var (
 
 var descs = []*prometheus.Desc{
 	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
-	dropped, upstream, upstreamTCP, upstreamEnds, upstreamJoined, cacheEntries, cacheBytes, cacheBudget, cacheEvictions, users, overlay,
+	dropped, upstream, upstreamTCP, upstreamEnds, upstreamJoined,
+	validated, signatures, verifying, verifyingMost, negativeAnchors, forwarded, forwardAsked, forwardEnds, forwardSRTT, forwardResting,
+	cacheEntries, cacheBytes, cacheBudget, cacheEvictions, users, overlay,
 	syncRevision, syncState, dataRevision, dataOnDisk, dataHead, dataState, dataRecords, dataOverlay, dataBytes, dataMemory, dataLag, dataGuard,
 	overloadLevel, degraded, limit,
 }
@@ -230,6 +274,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.listeners(o)
 	c.upstream(o)
+	c.validation(o)
+	c.forwards(o)
 	if c.s.Caches != nil {
 		for _, k := range c.s.Caches() {
 			o.gauge(cacheEntries, float64(k.Entries), k.Name)
@@ -346,6 +392,50 @@ func (c *collector) upstream(o out) {
 		"case_lost": u.CaseLost, "bad_cookie": u.BadCookies, "busy": u.Busy,
 	} {
 		o.counter(upstreamEnds, n, outcome)
+	}
+}
+
+func (c *collector) validation(o out) {
+	if c.s.Validation == nil {
+		return
+	}
+	v := c.s.Validation()
+	for status, n := range v.Answers {
+		o.counter(validated, n, status)
+	}
+	o.counter(validated, v.Unfinished, "unfinished")
+	o.counter(signatures, v.Verified, "good")
+	o.counter(signatures, v.Failed, "bad")
+	o.gauge(verifying, float64(v.Verifying))
+	o.gauge(verifyingMost, float64(v.Places))
+	o.gauge(negativeAnchors, float64(v.NegativeAnchors))
+}
+
+func (c *collector) forwards(o out) {
+	if c.s.Forwards == nil {
+		return
+	}
+	for _, f := range c.s.Forwards() {
+		o.counter(forwarded, f.Answered, f.Zone, "answered")
+		o.counter(forwarded, f.Failed, f.Zone, "failed")
+		o.counter(forwarded, f.Disagreed, f.Zone, "disagreed")
+		seen := map[string]bool{}
+		for _, u := range f.Upstreams {
+			if seen[u.Role+u.Name] {
+				continue // the same one twice in a pool is one to a dashboard
+			}
+			seen[u.Role+u.Name] = true
+			o.counter(forwardAsked, u.Asked, f.Zone, u.Name, u.Role)
+			ends := map[string]uint64{"answered": u.Answered, "timeout": u.TimedOut, "failed": u.Failed, "won": u.Won, "broken": u.Broken}
+			if u.Role == "shadow" {
+				ends = map[string]uint64{"answered": u.Answered, "timeout": u.TimedOut, "failed": u.Failed, "same": u.Same, "different": u.Different, "skipped": u.Skipped}
+			}
+			for outcome, n := range ends {
+				o.counter(forwardEnds, n, f.Zone, u.Name, u.Role, outcome)
+			}
+			o.gauge(forwardSRTT, u.SRTT, f.Zone, u.Name, u.Role)
+			o.gauge(forwardResting, number(u.Resting), f.Zone, u.Name, u.Role)
+		}
 	}
 }
 

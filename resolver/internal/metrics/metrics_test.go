@@ -48,6 +48,16 @@ func full() Sources {
 		Upstream: func() Upstream {
 			return Upstream{UDP: 31, TCP: 32, Joined: 33, Timeouts: 34, Unreachable: 35, Truncated: 36, Mismatched: 37, CaseLost: 38, BadCookies: 39, Busy: 40}
 		},
+		Validation: func() Validation {
+			return Validation{Answers: map[string]uint64{"Secure": 91, "Bogus": 92}, Unfinished: 93, Verified: 94, Failed: 95, Verifying: 1, Places: 2, NegativeAnchors: 3}
+		},
+		Forwards: func() []Forward {
+			return []Forward{{Zone: ".", Answered: 101, Failed: 102, Disagreed: 103, Upstreams: []ForwardUpstream{
+				{Name: "udp://192.0.2.1:53", Role: "primary", Asked: 104, Answered: 105, Won: 106, TimedOut: 107, Failed: 108, Broken: 109, SRTT: 0.25, Resting: true},
+				{Name: "udp://192.0.2.1:53", Role: "shadow", Asked: 110, Answered: 111, Same: 112, Different: 113, Skipped: 114},
+				{Name: "udp://192.0.2.1:53", Role: "shadow", Asked: 999},
+			}}}
+		},
 		Caches: func() []Cache { return []Cache{{Name: "rrset", Entries: 41, Bytes: 42, Budget: 43, Evictions: 44}} },
 		Datasets: func() []Dataset {
 			return []Dataset{
@@ -58,6 +68,51 @@ func full() Sources {
 		Pressure: func() Pressure { return Pressure{Level: 2, Degraded: 0.25} },
 		Limits:   func() map[string]int64 { return map[string]int64{"cache": 71} },
 		Panics:   func() uint64 { return 81 },
+	}
+}
+
+// What pools and their shadows did, and the validator.
+func TestForwardAndValidation(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	if err := Register(reg, full()); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+# HELP sluice_forward_questions_total Questions put to the resolvers of a forward zone.
+# TYPE sluice_forward_questions_total counter
+sluice_forward_questions_total{outcome="answered",zone="."} 101
+sluice_forward_questions_total{outcome="disagreed",zone="."} 103
+sluice_forward_questions_total{outcome="failed",zone="."} 102
+# HELP sluice_forward_upstream_outcomes_total What came of them. A won answer went to the client; a shadow's is the same as that or different, and one is skipped beyond its budget.
+# TYPE sluice_forward_upstream_outcomes_total counter
+sluice_forward_upstream_outcomes_total{outcome="answered",role="primary",upstream="udp://192.0.2.1:53",zone="."} 105
+sluice_forward_upstream_outcomes_total{outcome="answered",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 111
+sluice_forward_upstream_outcomes_total{outcome="broken",role="primary",upstream="udp://192.0.2.1:53",zone="."} 109
+sluice_forward_upstream_outcomes_total{outcome="different",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 113
+sluice_forward_upstream_outcomes_total{outcome="failed",role="primary",upstream="udp://192.0.2.1:53",zone="."} 108
+sluice_forward_upstream_outcomes_total{outcome="failed",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 0
+sluice_forward_upstream_outcomes_total{outcome="same",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 112
+sluice_forward_upstream_outcomes_total{outcome="skipped",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 114
+sluice_forward_upstream_outcomes_total{outcome="timeout",role="primary",upstream="udp://192.0.2.1:53",zone="."} 107
+sluice_forward_upstream_outcomes_total{outcome="timeout",role="shadow",upstream="udp://192.0.2.1:53",zone="."} 0
+sluice_forward_upstream_outcomes_total{outcome="won",role="primary",upstream="udp://192.0.2.1:53",zone="."} 106
+# HELP sluice_forward_upstream_queries_total Questions put to a resolver of a forward zone.
+# TYPE sluice_forward_upstream_queries_total counter
+sluice_forward_upstream_queries_total{role="primary",upstream="udp://192.0.2.1:53",zone="."} 104
+sluice_forward_upstream_queries_total{role="shadow",upstream="udp://192.0.2.1:53",zone="."} 110
+# HELP sluice_signatures_total Signatures that were verified.
+# TYPE sluice_signatures_total counter
+sluice_signatures_total{result="bad"} 95
+sluice_signatures_total{result="good"} 94
+# HELP sluice_validated_answers_total Answers that were validated, by what they were found to be; unfinished: the limits of the question, or keys out of reach.
+# TYPE sluice_validated_answers_total counter
+sluice_validated_answers_total{status="Bogus"} 92
+sluice_validated_answers_total{status="Secure"} 91
+sluice_validated_answers_total{status="unfinished"} 93
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_forward_questions_total", "sluice_forward_upstream_outcomes_total",
+		"sluice_forward_upstream_queries_total", "sluice_signatures_total", "sluice_validated_answers_total"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -118,11 +173,14 @@ sluice_refused_total{listener="any",reason="access"} 0
 sluice_refused_total{listener="any",reason="busy"} 0
 sluice_refused_total{listener="any",reason="cold"} 1
 sluice_refused_total{listener="any",reason="connections"} 0
+sluice_refused_total{listener="any",reason="dedicated"} 0
 sluice_refused_total{listener="any",reason="device"} 0
 sluice_refused_total{listener="any",reason="outstanding"} 0
 sluice_refused_total{listener="any",reason="rate"} 7
 sluice_refused_total{listener="any",reason="slip"} 0
 sluice_refused_total{listener="any",reason="stranger"} 0
+sluice_refused_total{listener="any",reason="unproven"} 0
+sluice_refused_total{listener="any",reason="user_rate"} 0
 sluice_refused_total{listener="tcp",reason="connections"} 9
 sluice_refused_total{listener="udp",reason="connections"} 0
 # HELP sluice_sync_bytes_total Bytes received from the service and siblings, by kind of call.
