@@ -157,12 +157,12 @@ func RootHash(nodes *[Nodes]Hash) Hash {
 	return sha256.Sum256(buf)
 }
 
-// A Tree is the digest tree of one set of records. It is not safe for concurrent use. It takes 1.6 MB.
+// A Tree is the digest tree of one set of records. It is not safe for concurrent use. It takes up to 1.6 MB.
 //
 // Hashes are computed when asked for: a change marks its node, and Root hashes the marked nodes and the
 // root once, however many changes there were.
 type Tree struct {
-	buckets [Nodes][BucketsPerNode]BucketSum
+	buckets [Nodes]*[BucketsPerNode]BucketSum // nil: all are empty, as in most nodes of most datasets
 	nodes   [Nodes]Hash
 	root    Hash
 	dirty   [Nodes]bool // nodes[i] is out of date
@@ -170,10 +170,12 @@ type Tree struct {
 	records uint64
 }
 
+var emptyNode [BucketsPerNode]BucketSum
+
 // NewTree returns the tree of the empty set.
 func NewTree() *Tree {
 	t := new(Tree)
-	empty := NodeHash(&t.buckets[0])
+	empty := NodeHash(&emptyNode)
 	for i := range t.nodes {
 		t.nodes[i] = empty
 	}
@@ -190,6 +192,9 @@ func (t *Tree) Remove(bucket uint16, l Leaf) { t.Set(bucket, t.Bucket(bucket).Re
 // Set replaces the digest of a bucket, as when a stored tree is loaded.
 func (t *Tree) Set(bucket uint16, b BucketSum) {
 	n := bucket >> 8
+	if t.buckets[n] == nil {
+		t.buckets[n] = new([BucketsPerNode]BucketSum)
+	}
 	at := &t.buckets[n][bucket&0xff]
 	t.records += b.Count - at.Count
 	*at = b
@@ -197,7 +202,14 @@ func (t *Tree) Set(bucket uint16, b BucketSum) {
 }
 
 // Bucket returns the digest of one bucket.
-func (t *Tree) Bucket(bucket uint16) BucketSum { return t.buckets[bucket>>8][bucket&0xff] }
+func (t *Tree) Bucket(bucket uint16) BucketSum { return t.node(uint8(bucket >> 8))[bucket&0xff] }
+
+func (t *Tree) node(n uint8) *[BucketsPerNode]BucketSum {
+	if b := t.buckets[n]; b != nil {
+		return b
+	}
+	return &emptyNode
+}
 
 // Records returns how many records the tree covers.
 func (t *Tree) Records() uint64 { return t.records }
@@ -215,7 +227,7 @@ func (t *Tree) NodeHashes() [Nodes]Hash {
 }
 
 // NodeBuckets returns the digests of the 256 buckets of one inner node: level 2 of Digests.
-func (t *Tree) NodeBuckets(node uint8) [BucketsPerNode]BucketSum { return t.buckets[node] }
+func (t *Tree) NodeBuckets(node uint8) [BucketsPerNode]BucketSum { return *t.node(node) }
 
 // DiffNodes returns the inner nodes whose hashes differ from other, in order.
 func (t *Tree) DiffNodes(other *[Nodes]Hash) []uint8 {
@@ -232,8 +244,9 @@ func (t *Tree) DiffNodes(other *[Nodes]Hash) []uint8 {
 // DiffBuckets returns the buckets below one inner node whose digests differ from other, in order.
 func (t *Tree) DiffBuckets(node uint8, other *[BucketsPerNode]BucketSum) []uint16 {
 	var diff []uint16
+	ours := t.node(node)
 	for i := range other {
-		if t.buckets[node][i] != other[i] {
+		if ours[i] != other[i] {
 			diff = append(diff, uint16(node)<<8|uint16(i))
 		}
 	}
@@ -244,6 +257,12 @@ func (t *Tree) DiffBuckets(node uint8, other *[BucketsPerNode]BucketSum) []uint1
 func (t *Tree) Clone() *Tree {
 	t.rehash()
 	c := *t
+	for i, b := range t.buckets {
+		if b != nil {
+			own := *b
+			c.buckets[i] = &own
+		}
+	}
 	return &c
 }
 
@@ -253,7 +272,7 @@ func (t *Tree) rehash() {
 	}
 	for i := range t.dirty {
 		if t.dirty[i] {
-			t.nodes[i] = NodeHash(&t.buckets[i])
+			t.nodes[i] = NodeHash(t.node(uint8(i)))
 			t.dirty[i] = false
 		}
 	}

@@ -150,3 +150,27 @@ func TestBucketSumBytes(t *testing.T) {
 		t.Errorf("sum after overflow and back = %v", got)
 	}
 }
+
+// A clone and its original go their own ways, in nodes that had buckets when it was made and in those that had none.
+func TestCloneOfATreeStandsAlone(t *testing.T) {
+	leaf := Leaf{15: 7}
+	tree := NewTree()
+	tree.Add(0x0102, leaf)
+	clone := tree.Clone()
+	before := clone.Root()
+	tree.Add(0x0102, leaf)
+	tree.Add(0x0900, leaf)
+	if clone.Root() != before || clone.Records() != 1 || clone.Bucket(0x0102).Count != 1 || clone.Bucket(0x0900) != (BucketSum{}) {
+		t.Error("a change of the original shows in the clone")
+	}
+	clone.Remove(0x0102, leaf)
+	if clone.Root() != NewTree().Root() {
+		t.Error("an emptied tree has another root than an empty one")
+	}
+	if b := tree.Bucket(0x0102); b.Count != 2 {
+		t.Errorf("a change of the clone shows in the original: %+v", b)
+	}
+	if b := NewTree().Bucket(0x0102); b != (BucketSum{}) {
+		t.Errorf("an empty tree has a record: %+v", b)
+	}
+}
