@@ -3,8 +3,10 @@ package policy
 import (
 	"strings"
 
+	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/filter"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
+	"github.com/sluice-dns/sluice/usercache"
 )
 
 // A Step is one thing that decided something, for people who ask why.
@@ -55,6 +57,9 @@ func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v
 		if c := j.category(int(r.List)); c != "" {
 			off = c
 		}
+		if n := int(r.List); !j.p.Lists.Has(n) && !j.p.Threats.Has(n) {
+			off = j.scheduledBy(func(c *usercache.Schedule) bool { return c.Lists.Has(n) || c.Threats.Has(n) })
+		}
 	case WhyService:
 		s.Text, s.List = ServiceRules, j.s.serviceNames[r.List]
 		for _, v := range j.s.catalogue.Services {
@@ -63,6 +68,9 @@ func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v
 			}
 		}
 		off = "services-=" + s.List
+		if !j.p.Services.Has(int(r.List)) {
+			off = j.scheduledBy(func(c *usercache.Schedule) bool { return c.Services.Has(int(r.List)) })
+		}
 	case WhyOwnList:
 		s.Text, s.List = OwnList, j.own.lists[from.i].id
 		off = "own_lists-=" + s.List
@@ -118,6 +126,19 @@ func (j *judge) category(list int) string {
 		}
 	}
 	return ""
+}
+
+// scheduledBy is the setting that brought in what only schedules block.
+func (j *judge) scheduledBy(concerns func(*usercache.Schedule) bool) string {
+	now := clock.Wall()
+	if d := j.p.Details; d != nil {
+		for i := range d.Schedules {
+			if s := &d.Schedules[i]; !s.Pause && s.Active(now) && concerns(s) {
+				return "schedules-=" + s.ID
+			}
+		}
+	}
+	return "its schedule"
 }
 
 // LeftOut returns what the client's own rules lack: texts that have not arrived, and those that are more than one

@@ -300,3 +300,42 @@ func TestRewrites(t *testing.T) {
 }
 
 func addrPort(addr string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(addr), 5000) }
+
+// What would change a verdict is said as a setting or a rule.
+func TestExplained(t *testing.T) {
+	w := newWorld(t)
+	w.list("ads", 0, "||ads.example^\n")
+	w.list("malware", 1, "||malware.example^\n")
+	w.list("night", 2, "||night.example^\n")
+	w.put(usercache.CatalogueKind, "category/malware", &userv1.Category{Lists: []string{"malware"}, Threat: true})
+	w.put(usercache.CatalogueKind, "service/tube", &userv1.Service{Name: "Tube", Rules: []string{"||tube.example^"}})
+	w.put(usercache.Users, "u", &userv1.User{
+		Settings: &userv1.Settings{Lists: set("ads"), Categories: set("malware"), DenyDomains: set("games.example"),
+			Schedules: &userv1.ScheduleSet{Values: []*userv1.Schedule{{Id: "always", Action: userv1.ScheduleAction_SCHEDULE_ACTION_BLOCK, Services: []string{"tube"}, Lists: []string{"night"},
+				Windows: []*userv1.Window{{Days: 0x7f, From: 0, To: 1440}}}}},
+			Rewrites: &userv1.RewriteSet{Values: []*userv1.Rewrite{{Name: "*.nas.example", Records: []string{"A 192.0.2.1"}}}}},
+		Rules:   rules("! mine", "||mine.example^", "||must.example^$important"),
+		Devices: []*userv1.Device{{Id: "d", Rules: rules("||device.example^")}, {Id: "off", Settings: &userv1.Settings{Enabled: proto.Bool(false)}}},
+	})
+	p := w.policy()
+	for _, c := range []struct{ device, name, want string }{
+		{"d", "ads.example.", "list blocked ads:1 [@@||ads.example^ in the user's rules, or lists-=ads]"},
+		{"d", "x.malware.example.", "threat list blocked malware:1 [@@||x.malware.example^ in the user's rules, or category malware off (categories-=malware, safe_browsing, adult), or lists-=malware]"},
+		{"d", "night.example.", "list blocked night:1 [@@||night.example^ in the user's rules, or schedules-=always]"},
+		{"d", "tube.example.", "service blocked tube:1 [@@||tube.example^ in the user's rules, or schedules-=always]"},
+		{"d", "mine.example.", "user rule blocked user rules:2 [@@||mine.example^ in the user's rules, or without the rule]"},
+		{"d", "must.example.", "important rule blocked user rules:3 [@@||must.example^$important in the user's rules, or without the rule]"},
+		{"d", "device.example.", "device rule blocked device rules:1 [@@||device.example^ in the device's rules, or without the rule]"},
+		{"d", "a.nas.example.", "rewrite synthesised :0 [rewrites-=*.nas.example]"},
+		{"d", "games.example.", "access list refused :0 [deny_domains without it]"},
+		{"off", "ads.example.", "filtering off pass :0 [enabled=true]"},
+	} {
+		var steps []string
+		p.ExplainQuestion(w.ask(p, c.device, c.name, "A"), func(s Step) {
+			steps = append(steps, fmt.Sprintf("%s %v %s:%d [%s]", s.Step, s.Verdict, s.List, s.Line, s.Change))
+		})
+		if got := strings.Join(steps, "; "); got != c.want {
+			t.Errorf("%s: %s\nwant %s", c.name, got, c.want)
+		}
+	}
+}

@@ -514,6 +514,7 @@ func (r *Renderer) rewritten(q *query.Query, a *query.Answer, e ede, age uint32,
 					continue // aliases, and signatures that fit another owner
 				}
 				owner = q.AsIs
+				ttl = min(ttl, q.Turn.Aliases[0].TTL) // or clients keep it longer than they would the alias
 			}
 			if section == 0 && rr.Type == q.Question.Type {
 				asked++

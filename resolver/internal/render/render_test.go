@@ -171,7 +171,7 @@ func TestAliasesInFront(t *testing.T) {
 	}
 	q.Turn.Flatten = true
 	n = r.Answer(q, &a, t0, out[:])
-	if got, want := lines(unpack(t, out[:n]).Answer), "www.Search.example. 300 IN A 192.0.2.1"; got != want {
+	if got, want := lines(unpack(t, out[:n]).Answer), "www.Search.example. 60 IN A 192.0.2.1"; got != want {
 		t.Errorf("flattened\n%s\nwant\n%s", got, want)
 	}
 }
