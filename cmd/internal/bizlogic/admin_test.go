@@ -408,6 +408,37 @@ func TestProposeDevice(t *testing.T) {
 	wantError(t, err, codes.InvalidArgument, "device")
 	_, err = r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "nobody", Device: "nobody-x"})
 	wantError(t, err, codes.NotFound, "")
+
+	if _, err := r.policies.SetSettings(ctx, &adminv1.SetSettingsRequest{Target: "open", Assignments: []*adminv1.Assignment{
+		{Key: "max_devices", Operation: adminv1.Operation_OPERATION_SET, Value: "2"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "open", Device: "open-tv"}); err != nil {
+		t.Error(err)
+	}
+	_, err = r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: "open", Device: "open-fridge"})
+	wantError(t, err, codes.FailedPrecondition, "")
+	u, err := r.users.GetUser(ctx, &adminv1.GetUserRequest{Id: "open"})
+	if err != nil || len(u.GetUser().GetDevices()) != 2 || !u.GetUser().GetDevices()[1].GetAutomatic() {
+		t.Errorf("the user has %v, %v", u.GetUser().GetDevices(), err)
+	}
+}
+
+// Password hashes that came whole are held to what resolvers verify.
+func TestImportedPasswordHashes(t *testing.T) {
+	const good = "$argon2id$v=19$m=65536,t=2,p=1$c29tZXNhbHQ$CTFhFdXPJO1aFaMaO6Mm5c8y7cJHAph8ArZWb2GRPPc"
+	for _, c := range []struct {
+		hashes []string
+		ok     bool
+	}{
+		{[]string{good}, true}, {[]string{good, good, good, good}, true}, {[]string{good, good, good, good, good}, false},
+		{[]string{strings.Replace(good, "m=65536", "m=1048576", 1)}, false}, {[]string{strings.Replace(good, "t=2", "t=1000", 1)}, false}, {[]string{"secret"}, false},
+	} {
+		dev := &userv1.Device{Id: "d", PasswordHashes: c.hashes}
+		if err := checkDevice("device", dev); (err == nil) != c.ok {
+			t.Errorf("%v: %v", c.hashes, err)
+		}
+	}
 }
 
 // TestUnknownFieldsSurvive edits a record that a newer program wrote.
