@@ -222,7 +222,7 @@ func (a *app) exportCommand() *cobra.Command {
 	var file, only string
 	c := &cobra.Command{Use: "export -f FILE", Short: "Write users, policies and lists as JSON lines that import takes", Args: cobra.NoArgs}
 	c.Flags().StringVarP(&file, "file", "f", "", "`file` to write, replaced when all is there; - writes to standard output")
-	c.Flags().StringVar(&only, "only", "", "only records of this `kind`: user, policy or list")
+	c.Flags().StringVar(&only, "only", "", "only records of this `kind`: user, policy, list or entry")
 	mustMark(c.MarkFlagRequired("file"))
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {

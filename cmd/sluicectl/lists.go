@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"time"
 
@@ -31,7 +32,7 @@ func (a *app) listAdd() *cobra.Command {
 	}
 	f := c.Flags()
 	f.StringVarP(&file, "file", "f", "", "`file` of rules; - reads standard input")
-	f.StringVar(&h.Url, "url", "", "`URL` to fetch it from, now and every --refresh")
+	f.StringVar(&h.Url, "url", "", "`URL` to fetch it from, now and every --refresh: http, https, or a file: the service may read")
 	f.DurationVar(&refresh, "refresh", 24*time.Hour, "how often to fetch it")
 	f.StringVar(&h.Name, "name", "", "`name` for people")
 	f.StringVar(&h.Homepage, "homepage", "", "`URL` where people read about it")
@@ -48,7 +49,7 @@ func (a *app) listAdd() *cobra.Command {
 			}
 			h.Refresh = uint64(refresh / time.Second)
 		}
-		name := h.Url
+		name := shownURL(h.Url)
 		in := a.stdin
 		if file != "" {
 			name = file
@@ -93,6 +94,15 @@ func (a *app) listAdd() *cobra.Command {
 	return c
 }
 
+// shownURL is a URL without the password it may hold.
+func shownURL(s string) string {
+	u, err := url.Parse(s)
+	if err != nil {
+		return "the URL"
+	}
+	return u.Redacted()
+}
+
 // chunk is how many bytes of a text go in one message.
 const chunk = 256 << 10
 
@@ -117,7 +127,7 @@ func sendChunks(in io.Reader, name string, send func([]byte) error) error {
 }
 
 func listHead() *table {
-	return &table{head: []string{"ID", "NAME", "RULES", "SKIPPED", "UPDATED", "SHA256", "FROM", "ERROR"}}
+	return &table{head: []string{"ID", "NAME", "RULES", "SKIPPED", "UPDATED", "FETCHED", "SHA256", "FROM", "ERROR"}}
 }
 
 func (t *table) addList(l *adminv1.List) {
@@ -125,10 +135,13 @@ func (t *table) addList(l *adminv1.List) {
 	if from == "" {
 		from = "uploaded"
 	}
+	if l.GetFailures() > 1 {
+		problem = fmt.Sprintf("%d times in a row: %s", l.GetFailures(), problem)
+	}
 	if l.GetHeldRules() > 0 {
 		problem = fmt.Sprintf("a text of %d rules is held; %s", l.GetHeldRules(), problem)
 	}
-	t.add(l.GetId(), l.GetName(), l.GetRules(), l.GetSkipped(), when(l.GetUpdated()), short(l.GetSha256()), from, problem)
+	t.add(l.GetId(), l.GetName(), l.GetRules(), l.GetSkipped(), when(l.GetUpdated()), when(l.GetFetched()), short(l.GetSha256()), from, problem)
 }
 
 func listLine(l *adminv1.List) *table {
@@ -138,7 +151,7 @@ func listLine(l *adminv1.List) *table {
 }
 
 func (a *app) listGet() *cobra.Command {
-	return &cobra.Command{Use: "get ID", Short: "Show a list", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs),
+	return &cobra.Command{Use: "get ID | URL", Short: "Show a list, by its URL one that users have among their own", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs),
 		RunE: func(c *cobra.Command, args []string) error {
 			return a.atService(func(conn *grpc.ClientConn) error {
 				ctx, cancel := a.call(c.Context())
@@ -162,6 +175,9 @@ func (a *app) listGet() *cobra.Command {
 					t.add("url", l.GetUrl())
 					if l.GetUrl() != "" {
 						t.add("refresh", time.Duration(l.GetRefresh())*time.Second)
+						t.add("fetched", when(l.GetFetched()))
+						t.add("tried", when(l.GetTried()))
+						t.add("failures", l.GetFailures())
 					}
 					t.add("homepage", l.GetHomepage())
 					t.add("error", l.GetError())
@@ -175,23 +191,32 @@ func (a *app) listGet() *cobra.Command {
 }
 
 func (a *app) listList() *cobra.Command {
-	return &cobra.Command{Use: "list", Short: "Show all lists", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
+	req := &adminv1.ListListsRequest{}
+	c := &cobra.Command{Use: "list", Short: "Show all lists", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {
 			ctx, cancel := a.call(c.Context())
 			defer cancel()
-			resp, err := adminv1.NewListServiceClient(conn).ListLists(ctx, &adminv1.ListListsRequest{})
+			resp, err := adminv1.NewListServiceClient(conn).ListLists(ctx, req)
 			if err != nil {
 				return err
 			}
 			return show(a, resp.Lists, func() *table {
 				t := listHead()
+				if req.Own {
+					t.head = append(t.head, "USED BY")
+				}
 				for _, l := range resp.Lists {
 					t.addList(l)
+					if last := len(t.rows) - 1; req.Own {
+						t.rows[last] = append(t.rows[last], fmt.Sprint(l.GetUsedBy()))
+					}
 				}
 				return t
 			})
 		})
 	}}
+	c.Flags().BoolVar(&req.Own, "own", false, "lists at URLs that users have among their own, instead of those of the catalogue")
+	return c
 }
 
 func (a *app) listDelete() *cobra.Command {
@@ -212,7 +237,7 @@ func (a *app) listDelete() *cobra.Command {
 }
 
 func (a *app) listRefresh() *cobra.Command {
-	c := &cobra.Command{Use: "refresh ID", Short: "Fetch a list now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
+	c := &cobra.Command{Use: "refresh ID | URL", Short: "Fetch a list now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := ch.unconditional("a list is fetched whatever it was"); err != nil {
@@ -235,7 +260,7 @@ func (a *app) listRefresh() *cobra.Command {
 }
 
 func (a *app) listAccept() *cobra.Command {
-	c := &cobra.Command{Use: "accept ID", Short: "Take the text that the shrink guard holds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
+	c := &cobra.Command{Use: "accept ID | URL", Short: "Take the text that the shrink guard holds", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if err := ch.unconditional("the text that is held is taken, whatever the list was"); err != nil {

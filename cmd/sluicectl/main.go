@@ -128,7 +128,7 @@ the flag is not given.`,
 	f.DurationVar(&a.timeout, "timeout", 30*time.Second, "how long one call may take; imports, exports and dumps take as long as they take")
 	f.StringVarP(&output, "output", "o", "table", "`format`: table or json")
 	for _, add := range []func(*cobra.Command){
-		a.addUsers, a.addDevices, a.addPolicies, a.addRules, a.addLists, a.addData, a.addTokens, a.addResolver,
+		a.addUsers, a.addDevices, a.addPolicies, a.addRules, a.addLists, a.addEntries, a.addData, a.addTokens, a.addResolver,
 	} {
 		add(root)
 	}

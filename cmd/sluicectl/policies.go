@@ -1,8 +1,10 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -116,6 +118,7 @@ Besides, a user has policy, name, disabled, tenant, auto_devices and max_devices
 		Example: `  sluicectl policy set policy/family lists+=oisd services+=tiktok safe_search+=google
   sluicectl policy set ann mode=nxdomain block_ttl=10s
   sluicectl policy set ann/phone paused_until=+30m
+  sluicectl policy set ann own_lists+=kids=https://lists.example/kids.txt
   sluicectl policy set ann 'rewrites+=nas.home.arpa=A 192.0.2.7' 'schedules+=night=block;mon-fri 22:00-07:00;services:tiktok;Europe/Nicosia'`,
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: a.completeSet,
@@ -135,6 +138,10 @@ Besides, a user has policy, name, disabled, tenant, auto_devices and max_devices
 		}
 		err := a.atService(func(conn *grpc.ClientConn) error {
 			ctx, cancel := a.call(c.Context())
+			if slices.ContainsFunc(req.Assignments, func(as *adminv1.Assignment) bool { return as.Key == "own_lists" }) {
+				cancel() // the service may have to fetch them
+				ctx, cancel = context.WithTimeout(c.Context(), max(compileWithin, a.timeout))
+			}
 			defer cancel()
 			resp, err := adminv1.NewPolicyServiceClient(conn).SetSettings(ctx, req)
 			if err != nil {

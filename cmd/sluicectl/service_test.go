@@ -239,3 +239,44 @@ func settingsOf(t *testing.T, sh *shell, user string) string {
 }
 
 func mask(s string) string { return volatile.ReplaceAllString(s, "(time)") }
+
+// What policies name besides lists can be looked at, changed, made, removed and put back.
+func TestEntries(t *testing.T) {
+	sh := startBizlogic(t)
+	list := write(t, "||casino.example^\n")
+	sh.ok("list", "add", "casinos", "--file", list)
+	sh.ok("category", "set", "gambling", "lists+=casinos")
+	if out := sh.ok("category", "list"); !strings.Contains(out, "casinos  built in") {
+		t.Errorf("a category that was filled:\n%s", out)
+	}
+	sh.ok("service", "set", "chess", "name=Chess", "group=gaming", "rules+=||chess.example^", "rules+=||chess.example.net^$dnstype=A|AAAA,important")
+	if out := sh.ok("service", "get", "chess"); !strings.Contains(out, "$dnstype=A|AAAA,important") || !strings.Contains(out, "own") {
+		t.Errorf("a service that was made:\n%s", out)
+	}
+	sh.fails(exitFailed, `"field":"rules"`, "service", "set", "chess", "rules+=bad", "-o", "json")
+	sh.fails(exitFailed, "there are group, name, rules", "service", "set", "chess", "lists=casinos")
+	sh.fails(exitFailed, `no list "none"`, "category", "set", "gambling", "lists+=none")
+	sh.fails(exitFailed, "in use by category", "list", "delete", "casinos")
+	sh.ok("user", "create", "ann")
+	sh.ok("policy", "set", "ann", "services+=chess", "categories+=newly-registered")
+	sh.fails(exitFailed, "in use, by user", "service", "delete", "chess")
+	sh.fails(exitFailed, "in use, by user", "category", "delete", "newly-registered")
+	sh.ok("policy", "set", "ann", "services-=chess")
+	sh.ok("service", "delete", "chess")
+	sh.ok("service", "set", "tiktok", "rules-=||tiktok.com^", "name=The clock")
+	if out := sh.ok("service", "get", "tiktok"); strings.Contains(out, "rule  ||tiktok.com^") || !strings.Contains(out, "changed") {
+		t.Errorf("a service that was changed:\n%s", out)
+	}
+	sh.ok("service", "reset", "tiktok")
+	if out := sh.ok("service", "get", "tiktok"); !strings.Contains(out, "||tiktok.com^") || !strings.Contains(out, "built in") {
+		t.Errorf("a service that was reset:\n%s", out)
+	}
+	sh.fails(exitFailed, `"code":"NOT_FOUND"`, "service", "reset", "chess", "-o", "json")
+	sh.ok("safesearch", "set", "find", "name=Find", "rewrites+=find.example=CNAME safe.find.example")
+	if out := sh.ok("safesearch", "get", "find"); !strings.Contains(out, "find.example=CNAME safe.find.example") {
+		t.Errorf("an engine that was made:\n%s", out)
+	}
+	for _, id := range []string{"google", "bing", "duckduckgo", "yandex", "ecosia", "pixabay", "youtube", "youtube-moderate"} {
+		sh.ok("safesearch", "get", id)
+	}
+}

@@ -199,6 +199,9 @@ func setAssignments(key string, set protoreflect.Message) []string {
 func member(m protoreflect.ProtoMessage) string {
 	switch m := m.(type) {
 	case *userv1.OwnList:
+		if m.GetUrl() != "" {
+			return m.GetId() + "=" + m.GetUrl()
+		}
 		return m.GetId() + "=" + hex.EncodeToString(m.GetSha256())
 	case *userv1.Rewrite:
 		return m.GetName() + "=" + strings.Join(m.GetRecords(), ";")
