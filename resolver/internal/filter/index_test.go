@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -257,5 +256,5 @@ func BenchmarkIndex(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	b.Log(fmt.Sprintf("%.1f MB", float64(info.Size())/1e6))
+	b.Logf("%.1f MB", float64(info.Size())/1e6)
 }
