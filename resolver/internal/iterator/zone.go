@@ -320,6 +320,7 @@ func (r *run) findAddresses(name dnsname.Name, verify bool) ([]netip.Addr, error
 		return nil, nil
 	}
 	circular, absent := false, true
+	var meanwhile []netip.Addr // known by now, because another resolution wanted them too
 	for fam, typ := range familyTypes {
 		if !r.it.enabled(fam) {
 			continue
@@ -329,7 +330,12 @@ func (r *run) findAddresses(name dnsname.Name, verify bool) ([]netip.Addr, error
 			continue
 		}
 		at := r.at(name, query.Subnet{}) // for each family anew, as the first may have been asked for
-		if _, known, own := r.addressSet(&at, typ); own || known && !verify {
+		if set, known, own := r.addressSet(&at, typ); own || known && !verify {
+			for _, a := range set {
+				if r.it.uses(a) {
+					meanwhile = append(meanwhile, a)
+				}
+			}
 			continue
 		}
 		sub := &run{
@@ -359,6 +365,9 @@ func (r *run) findAddresses(name dnsname.Name, verify bool) ([]netip.Addr, error
 		if len(found) > 0 {
 			return found, nil
 		}
+	}
+	if len(meanwhile) > 0 {
+		return meanwhile, nil
 	}
 	if circular || verify {
 		return nil, nil // it says nothing of the name, or nothing against its glue

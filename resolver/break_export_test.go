@@ -1,0 +1,27 @@
+package resolver
+
+import (
+	"io"
+
+	"github.com/sluice-dns/sluice/resolver/clock"
+)
+
+// What operators and keys do to the caches, for tests of the whole.
+
+func (r *Resolver) Purge(name Name) {
+	r.engine.rrsets.Purge(name, true, 0)
+	r.engine.forget(name, true)
+	r.engine.answers.Raise()
+}
+
+func (r *Resolver) Distrust() { r.engine.distrust() }
+
+func (r *Resolver) Dump(w io.Writer) error {
+	_, err := r.engine.rrsets.DumpUntil(w, clock.Elapsed(), clock.Wall(), func(int64) bool { return false })
+	return err
+}
+
+func (r *Resolver) Load(f io.Reader) error {
+	_, _, err := r.engine.rrsets.LoadAll(f, clock.Elapsed(), clock.Wall())
+	return err
+}
