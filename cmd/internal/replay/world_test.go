@@ -170,7 +170,7 @@ func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
 	write(t, filepath.Join(w.dir, "hints"), w.sim.RootHints())
 	write(t, filepath.Join(w.dir, "anchor"), w.sim.TrustAnchor())
 	w.service = fmt.Sprintf("127.0.0.1:%d", freePort(t))
-	write(t, filepath.Join(w.dir, "bizd.yaml"), fmt.Sprintf("data_dir: %q\nlisten: %q\nhttp: { listen: \"\" }\n", filepath.Join(w.dir, "bizd"), w.service))
+	write(t, filepath.Join(w.dir, "bizd.yaml"), fmt.Sprintf("data_dir: %q\nlisten: %q\nhttp: { listen: \"\" }\nfetch: { private_addresses: true }\n", filepath.Join(w.dir, "bizd"), w.service))
 	w.startService()
 	if w.conn, err = grpc.NewClient(w.service, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
 		t.Fatal(err)
