@@ -27,18 +27,19 @@ type ecsLab struct {
 // an address is the third of the network's, or 250 where no network was told.
 func inGeo(t *testing.T, edit func(*resolver.Options), f func(l *ecsLab)) {
 	t.Helper()
-	extra := zones{
-		zoneAt("geo.lab.", victim1, "away CNAME target.good.lab."),
-		zoneAt("good.lab.", victim2, "target A 198.51.100.99\nto CNAME w.geo.lab."),
+	all := func() []siminternet.Zone {
+		return append(cacheZones()[:3],
+			zoneAt("geo.lab.", victim1, "away CNAME target.good.lab."),
+			zoneAt("good.lab.", victim2, "target A 198.51.100.99\nto CNAME w.geo.lab."))
 	}
-	assault(t, extra, func(o *resolver.Options) {
+	onZones(t, all, func(o *resolver.Options) {
 		o.Recursion.ECS = resolver.ECSOptions{Zones: names("geo.lab."), IPv4: 24, IPv6: 56}
 		o.Identify.Relays = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")} // where clients of the lab are
 		if edit != nil {
 			edit(o)
 		}
-	}, func(inner *lab) {
-		l := &ecsLab{lab: inner, told: map[string][]string{}}
+	}, func(h *history) {
+		l := &ecsLab{lab: h.lab, told: map[string][]string{}}
 		for _, zone := range []string{".", "lab.", "geo.lab.", "good.lab."} {
 			for _, a := range l.sim.Servers(zone) {
 				l.hook(a.String(), func(q siminternet.Query) *siminternet.Reply {

@@ -880,7 +880,10 @@ func TestFamilyNeedsTheOtherOneToBeDoubted(t *testing.T) {
 func TestClientSubnet(t *testing.T) {
 	for _, scope := range []uint8{24, 0} {
 		t.Run(fmt.Sprintf("scope %d", scope), func(t *testing.T) {
-			bubble(t, zones{{Name: "ecs.lab.", Servers: servers(s1)}}, nil, func(r *rig) {
+			told := func(o *Options) {
+				o.Told = func(zone dnsname.Name) bool { return zone.IsWithin(dnsname.MustParse("ecs.lab.")) }
+			}
+			bubble(t, zones{{Name: "ecs.lab.", Servers: servers(s1)}}, told, func(r *rig) {
 				r.hook(s1, func(q siminternet.Query) *siminternet.Reply {
 					for _, o := range q.Msg.IsEdns0().Option {
 						if e, ok := o.(*dns.EDNS0_SUBNET); ok {
@@ -900,7 +903,11 @@ func TestClientSubnet(t *testing.T) {
 				}
 				for _, third := range []byte{1, 2} {
 					out, err := r.ask(in(third))
-					if want := fmt.Sprintf("www.ecs.lab. A 203.0.%d.0", third); err != nil || answerText(out)[0] != want {
+					want := fmt.Sprintf("www.ecs.lab. A 203.0.%d.0", third)
+					if scope == 0 {
+						want = "www.ecs.lab. A 203.0.1.0" // the first was for all
+					}
+					if err != nil || answerText(out)[0] != want || out.Cached != (scope == 0 && third > 1) {
 						t.Errorf("%v, %q, want %s", err, answerText(out), want)
 					}
 					if out, err := r.ask(in(third)); err != nil || !out.Cached {

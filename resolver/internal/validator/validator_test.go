@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -316,4 +317,32 @@ func TestClaimsOfSignersAreLookedIntoOnce(t *testing.T) {
 	if f.looked < 99 || f.looked > 3*99 { // an answer is judged again after each attempt at other servers
 		t.Errorf("%d looks at 99 names", f.looked)
 	}
+}
+
+// Half the processors verify signatures at once and no more; who finds no place waits for one, or until its time is over.
+func TestVerificationsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v := New(Options{Fetch: &unreachable{}, Cache: rrcache.New(rrcache.Options{Bytes: 1 << 20}), Anchors: anchors(t, exampleAnchor)})
+		limit := max(1, runtime.NumCPU()/2)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		r := v.newRun(ctx, query.NewTree(clock.Elapsed(), query.Budget{}), 0, query.Subnet{}, clock.Elapsed())
+		for i := range limit {
+			if err := r.enter(); err != nil {
+				t.Fatalf("place %d of %d: %v", i+1, limit, err)
+			}
+		}
+		begun := time.Now()
+		time.AfterFunc(500*time.Millisecond, func() { <-v.pool })
+		if err := r.enter(); err != nil || time.Since(begun) != 500*time.Millisecond {
+			t.Errorf("one beyond the limit: %v after %v; want to wait for a place", err, time.Since(begun))
+		}
+		var f *Failure
+		if err := r.enter(); !errors.As(err, &f) || !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != time.Second {
+			t.Errorf("without a place: %v after %v", err, time.Since(begun))
+		}
+		if s := v.Stats(); s.Peak != limit || s.Verifying != limit || s.Places != limit {
+			t.Errorf("%+v", s)
+		}
+	})
 }
