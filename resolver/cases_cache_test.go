@@ -554,6 +554,18 @@ func TestCacheHistories(t *testing.T) {
 				}
 			}
 		}},
+		{"D32", "the second client is told the TTL that the first was, though the parent's grant is shorter, and for no longer than that", nil, func(h *history) {
+			h.is(h.get("www.leased.lab.", dns.TypeA, nil), "NOERROR 198.51.100.30", 3600, 3600)
+			time.Sleep(20 * time.Second)
+			s := h.get("www.leased.lab.", dns.TypeA, nil)
+			if h.is(s, "NOERROR 198.51.100.30", 3580, 3580); s.sent > 0 {
+				h.t.Errorf("asked again while it was cached")
+			}
+			time.Sleep(41 * time.Second)
+			if s := h.get("www.leased.lab.", dns.TypeA, nil); s.sent == 0 {
+				h.t.Errorf("not asked again though the grant has ended: %v", s.Msg)
+			}
+		}},
 		{"D32", "a TTL never rises while the data is the same fetch", nil, func(h *history) {
 			last, fetched := never, 0
 			for i := range 100 {

@@ -233,6 +233,9 @@ func (e *engine) settle(ctx context.Context, tree *query.Tree, u *query.Unvalida
 				entry.Until(e.rrsets.Lease(u.Answer[i].Name, u.Answer[i].Type, u.Question.View, now))
 			}
 		}
+		if u.Until != 0 {
+			entry.Until(u.Until)
+		}
 		e.answers.Put(&u.Question, answercache.Hash(&e.key, &u.Question), entry, now)
 	}
 	return entry, nil

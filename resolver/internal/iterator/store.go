@@ -36,6 +36,9 @@ func (r *run) at(name dnsname.Name, subnet query.Subnet) rrcache.At {
 
 func (r *run) lookAt(at *rrcache.At, typ uint16) (query.RRset, rrcache.Found) {
 	s, found := at.Get(typ)
+	if found.Ends != 0 && (r.out.Until == 0 || found.Ends < r.out.Until) {
+		r.out.Until = found.Ends
+	}
 	if found.Stale && r.staleTTL > 0 {
 		found.OK, r.out.Stale = true, true
 		s.TTL = r.staleTTL
@@ -245,9 +248,7 @@ func (r *run) keep(z *cut, res *response, typ uint16, subnet query.Subnet) {
 		if s.Type == dnswire.TypeDNAME {
 			r.it.dnames.Store(true)
 		}
-		kept := *s
-		kept.TTL = min(s.TTL, lease) // who asks now is told the zone's TTL; we do not keep it beyond the grant
-		c.Put(r.q.View, subnet, kept, rrcache.Put{}, now)
+		c.Put(r.q.View, subnet, *s, rrcache.Put{Lease: now.Add(seconds(lease))}, now)
 	}
 	if res.kind != kindNXDomain && res.kind != kindNoData {
 		return

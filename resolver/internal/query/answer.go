@@ -23,6 +23,9 @@ type Unvalidated struct {
 	Servers []netip.AddrPort
 	// Cached is true if nothing had to be asked.
 	Cached bool
+	// Until is when it ends at the latest, if that is before its TTLs say so; zero: they say. What comes from the cache
+	// has the TTL of its zone, and does not outlive the parent's grant of that zone.
+	Until clock.Instant
 	// Inferred is true if some of it follows from proofs of other names (RFC 8198).
 	Inferred bool
 	// Stale is true if some of it is past its TTL (RFC 8767); TTLs are then the configured stale TTL.

@@ -254,8 +254,9 @@ func checkPayload(b []byte, negative bool) (kind kind, k Key, keyLen int, ok boo
 		return kind, k, keyLen, ok
 	}
 	s := query.RRset{Type: k.Type}
-	s.Data, s.Sigs, ok = splitSet(value)
-	ok = ok && checkSet(&s) && kind != kindNX && (kind != kindCut || k.Type == dnswire.TypeNS)
+	var over uint32
+	s.Data, s.Sigs, over, ok = splitSet(value)
+	ok = ok && (over == 0 || kind == kindSet) && checkSet(&s) && kind != kindNX && (kind != kindCut || k.Type == dnswire.TypeNS)
 	return kind, k, keyLen, ok
 }
 

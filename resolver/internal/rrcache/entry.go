@@ -54,13 +54,14 @@ func (m meta) standing() query.Rank {
 }
 
 // remaining returns the TTL that is left, rounded up; 0 once it has ended.
-func (m meta) remaining(now clock.Instant) uint32 {
+func (m meta) remaining(now clock.Instant) uint32 { return left(m.end(), now) }
+
+func left(end, now clock.Instant) uint32 {
 	const second = clock.Instant(1e9)
-	left := m.end() - now
-	if left <= 0 {
+	if end <= now {
 		return 0
 	}
-	return uint32((left + second - 1) / second)
+	return uint32((end - now + second - 1) / second)
 }
 
 // A kind says which of a name's entries is meant.
@@ -189,18 +190,37 @@ func (c *Cache) hash(nameHash uint64, kind kind, k Key) uint64 {
 	return h ^ h>>33
 }
 
-// The value of a set is its data's length, its data, and its signatures to the end.
-func splitSet(v []byte) (data, sigs []byte, ok bool) {
+// The value of a set is its data's length, its data, and its signatures to the end. If its TTL goes beyond its end,
+// a length of 0, which no data has, and by how many seconds, stand before that.
+func appendSet(b []byte, over uint32, data, sigs []byte) []byte {
+	if over > 0 {
+		b = binary.AppendUvarint(append(b, 0), uint64(over))
+	}
+	b = binary.AppendUvarint(b, uint64(len(data)))
+	return append(append(b, data...), sigs...)
+}
+
+func splitSet(v []byte) (data, sigs []byte, over uint32, ok bool) {
+	if len(v) > 1 && v[0] == 0 {
+		o, l := binary.Uvarint(v[1:])
+		if l <= 0 || o > maxOver {
+			return nil, nil, 0, false
+		}
+		over, v = uint32(o), v[1+l:]
+	}
 	n, l := binary.Uvarint(v)
 	if l <= 0 || n > uint64(len(v)-l) {
-		return nil, nil, false
+		return nil, nil, 0, false
 	}
 	end := l + int(n)
 	if end < len(v) {
 		sigs = v[end:]
 	}
-	return v[l:end:end], sigs, true
+	return v[l:end:end], sigs, over, true
 }
+
+// maxOver bounds what a dump can say: the longest TTL (RFC 2181 section 8).
+const maxOver = 1<<31 - 1
 
 // The value of a denial is a sequence of sets, the SOA (if there is one) first:
 //

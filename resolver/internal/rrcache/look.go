@@ -36,7 +36,7 @@ func (c *Cache) Look(name dnsname.Name, typ uint16, view query.View, now clock.I
 		if e.negative() || kind == kindNX {
 			h.Negative = e.denial(name, k.Class, kind, now)
 		} else {
-			h.Set = e.set(k, now)
+			h.Set, _ = e.set(k, now)
 		}
 		held = append(held, h)
 	}

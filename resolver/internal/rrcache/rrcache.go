@@ -131,10 +131,15 @@ func (c *Cache) get(buf []byte, best entry, nameHash uint64, k Key, now clock.In
 		f.Negative = best.denial(k.Name, k.Class, bestKind, now)
 		return query.RRset{}, f
 	}
-	if bestKind == kindCut {
+	set, over := best.set(k, now)
+	switch {
+	case bestKind == kindCut:
 		f.Cut = best.end()
+	case over > 0:
+		f.Ends = best.end()
+		set.TTL = min(set.TTL, uint32(c.opts.MaxTTL/time.Second)) // an entry from a dump may go beyond
 	}
-	return best.set(k, now), f
+	return set, f
 }
 
 // Secure reports whether there is a live set with this key that is Secure. It copies nothing.
@@ -166,6 +171,8 @@ type Found struct {
 	OK, Stale bool
 	// Cut is when the parent's grant ends, if the set is the NS set of a referral.
 	Cut clock.Instant
+	// Ends is when the set ends, if that is before its TTL says so, because the grant of its zone does; otherwise 0.
+	Ends clock.Instant
 	// Negative is the denial, if its Kind is not NoKind; there is no set then.
 	Negative Negative
 }
@@ -242,6 +249,10 @@ type Put struct {
 	// Granted is when the parent's grant ends: set for the NS set of a referral (and of the root), and for
 	// glue that must not outlive it. Zero means none.
 	Granted clock.Instant
+	// Lease is when the grant of the zone that the set is from ends. The set ends then too, but keeps the TTL that its
+	// zone gave it: the second client is told what the first was. (An NS set is told of no longer than it is granted.)
+	// Zero means that it is not known.
+	Lease clock.Instant
 }
 
 // Put stores a set if it is at least as good as a live one that is there, and reports whether it did.
@@ -258,6 +269,13 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 	}
 	if set.Status == query.Bogus {
 		end = min(end, now.Add(bogusTTL))
+	}
+	over := uint32(0)
+	if p.Lease != 0 && p.Lease < end {
+		if set.Type != dnswire.TypeNS {
+			over = left(end, now) - left(p.Lease, now)
+		}
+		end = p.Lease
 	}
 	kind := kindSet
 	if set.Type == dnswire.TypeNS {
@@ -281,16 +299,14 @@ func (c *Cache) Put(view query.View, subnet query.Subnet, set query.RRset, p Put
 	m := makeMeta(end, set.Status, set.Rank, false, c.epoch.Load())
 	var kb keyBuf
 	key := appendKey(kb[:0], kind, k)
-	payload := make([]byte, 0, len(key)+binary.MaxVarintLen32+len(set.Data)+len(set.Sigs))
+	payload := make([]byte, 0, len(key)+1+2*binary.MaxVarintLen32+len(set.Data)+len(set.Sigs))
 	payload = append(payload, key...)
-	payload = binary.AppendUvarint(payload, uint64(len(set.Data)))
-	payload = append(payload, set.Data...)
-	payload = append(payload, set.Sigs...)
-	over := overEqual
+	payload = appendSet(payload, over, set.Data, set.Sigs)
+	instead := overEqual
 	if kind == kindCut && set.Rank == query.RankGlue {
-		over = overAll
+		instead = overAll
 	}
-	if !c.store(k, nameHash, kind, payload, len(key), m, over, now) {
+	if !c.store(k, nameHash, kind, payload, len(key), m, instead, now) {
 		return false
 	}
 	if kind == kindSet && set.Rank > query.RankGlue {
@@ -388,10 +404,7 @@ func (c *Cache) SetStatus(view query.View, subnet query.Subnet, set query.RRset,
 	if c.note(nameHash, k, set, now) {
 		return true
 	}
-	if left := c.Lease(set.Name, set.Type, view, now).Sub(now); left < seconds(set.TTL) {
-		set.TTL = uint32(left / time.Second)
-	}
-	return c.Put(view, subnet, set, Put{}, now)
+	return c.Put(view, subnet, set, Put{Lease: c.Lease(set.Name, set.Type, view, now)}, now)
 }
 
 func (c *Cache) note(nameHash uint64, k Key, set query.RRset, now clock.Instant) bool {
@@ -404,7 +417,9 @@ func (c *Cache) note(nameHash uint64, k Key, set query.RRset, now clock.Instant)
 		m = meta(e.Meta())
 		if m.epoch() == c.epoch.Load()&epochMask && !m.negative() && m.status() == query.Unchecked && m.end() > now {
 			payload := e.Append(nil)
-			data, sigs, ok := splitSet(payload[len(key):])
+			data, sigs, over, ok := splitSet(payload[len(key):])
+			// A TTL that goes beyond the end is part of what is stored, so it is not lowered in place.
+			ok = ok && (over == 0 || set.TTL >= m.remaining(now)+over)
 			if ok && bytes.Equal(data, set.Data) && bytes.Equal(sigs, set.Sigs) {
 				end := min(m.end(), now.Add(seconds(set.TTL)))
 				if set.Status == query.Bogus {
@@ -438,7 +453,8 @@ func (c *Cache) Delegation(name dnsname.Name, view query.View, now clock.Instant
 		var kb keyBuf
 		e, found := c.read(nil, appendKey(kb[:0], kindCut, k), c.hash(h, kindCut, k))
 		if found && e.end() > now {
-			return zone, e.set(k, now), e.end(), true
+			ns, _ := e.set(k, now)
+			return zone, ns, e.end(), true
 		}
 	}
 	return "", query.RRset{}, 0, false
@@ -525,13 +541,18 @@ func (c *Cache) read(buf, key []byte, hash uint64) (entry, bool) {
 	return entry{}, false
 }
 
-func (e entry) set(k Key, now clock.Instant) query.RRset {
-	data, sigs, _ := splitSet(e.payload[e.keyLen:])
+// set returns the set of e, and by how much its TTL goes beyond its end.
+func (e entry) set(k Key, now clock.Instant) (s query.RRset, over uint32) {
+	data, sigs, over, _ := splitSet(e.payload[e.keyLen:])
+	ttl := e.remaining(now)
+	if ttl > 0 {
+		ttl += over
+	}
 	return query.RRset{
 		Name: k.Name, Type: k.Type, Class: k.Class,
-		TTL: e.remaining(now), Status: e.status(), Rank: e.rank(),
+		TTL: ttl, Status: e.status(), Rank: e.rank(),
 		Data: data, Sigs: sigs,
-	}
+	}, over
 }
 
 func (e entry) denial(name dnsname.Name, class uint16, at kind, now clock.Instant) Negative {

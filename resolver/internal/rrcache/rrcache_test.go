@@ -289,8 +289,12 @@ func TestGhostDomains(t *testing.T) {
 	put(nsSet("signed.org.", 300, query.RankGlue, "ns.org."), 1300*s, 1000*s)
 	for _, secs := range []uint32{3600, 86400} {
 		c.SetStatus(0, none, with(a("www.signed.org.", secs, byte(secs>>8)), query.RankAnswer, query.Secure), at(1000*s))
-		if got, f := c.Get(key("www.signed.org.", dnswire.TypeA), at(1001*s)); !f.OK || got.TTL > 300 {
-			t.Errorf("TTL %d within a grant of 300 s", got.TTL)
+		k := key("www.signed.org.", dnswire.TypeA)
+		if got, f := c.Get(k, at(1001*s)); !f.OK || got.TTL != secs-1 || f.Ends.Sub(at(1300*s)).Abs() > 10*time.Millisecond {
+			t.Errorf("within a grant of 300 s: TTL %d, %+v", got.TTL, f)
+		}
+		if got, f := c.Get(k, at(1300*s)); f.OK || got.TTL != 0 {
+			t.Errorf("beyond a grant of 300 s: TTL %d, %+v", got.TTL, f)
 		}
 	}
 	for _, x := range []struct {
@@ -305,6 +309,61 @@ func TestGhostDomains(t *testing.T) {
 	// Views do not see each other's cuts.
 	if _, _, _, ok := c.Delegation(name("org."), 1, at(901*s)); ok {
 		t.Error("view 1 sees view 0")
+	}
+}
+
+// A set of a longer TTL than its zone is granted for ends with the grant, and says its TTL until then.
+func TestLease(t *testing.T) {
+	c := newCache(Options{MaxStale: time.Hour})
+	k, none := key("www.example.", dnswire.TypeA), query.Subnet{}
+	lease := Put{Lease: at(100 * s)}
+	see := func(c *Cache, now time.Duration, ttl uint32, ends bool) {
+		t.Helper()
+		got, f := c.Get(k, at(now))
+		if f.OK != (ttl > 0) || got.TTL != ttl || ends != (f.Ends != 0) || ends && f.Ends.Sub(at(100*s)).Abs() > 10*time.Millisecond {
+			t.Errorf("at %v: TTL %d, %+v; want %d", now, got.TTL, f, ttl)
+		}
+	}
+	c.Put(0, none, a("www.example.", 3600, 1), lease, at(0))
+	see(c, 0, 3600, true)
+	see(c, 60*s, 3540, true)
+	if got, f := c.Get(k, at(100*s)); f.OK || !f.Stale || got.TTL != 0 || got.First()[3] != 1 {
+		t.Errorf("past the grant: %+v %+v", got, f)
+	}
+	c.Put(0, none, a("www.example.", 50, 2), lease, at(0)) // shorter than the grant
+	see(c, 0, 50, false)
+	c.Put(0, none, a("www.example.", 3600, 2), Put{Lease: at(-s)}, at(0)) // a grant that has ended: nothing is stored
+	see(c, 0, 50, false)
+	c.Put(0, none, nsSet("www.example.", 3600, query.RankAnswer, "ns."), lease, at(0))
+	if got, f := c.Get(key("www.example.", dnswire.TypeNS), at(0)); got.TTL != 100 || f.Ends != 0 {
+		t.Errorf("an NS set: %+v %+v", got, f)
+	}
+
+	// A validator that finds the signatures to end sooner lowers the TTL; one that does not leaves it.
+	for _, ttl := range []uint32{3590, 200, 30} {
+		c := newCache(Options{})
+		c.Put(0, none, nsSet("example.", 100, query.RankGlue, "ns."), Put{Granted: at(100 * s)}, at(0))
+		c.Put(0, none, a("www.example.", 3600, 1), lease, at(0))
+		c.SetStatus(0, none, with(a("www.example.", ttl, 1), query.RankAnswer, query.Secure), at(10*s))
+		see(c, 10*s, ttl, ttl > 100)
+		if got, _ := c.Get(k, at(10*s)); got.Status != query.Secure {
+			t.Errorf("status %v", got.Status)
+		}
+	}
+
+	// Through a dump, and into a cache of shorter TTLs.
+	c = newCache(Options{})
+	c.Put(0, none, a("www.example.", 3600, 1), lease, at(0))
+	var file bytes.Buffer
+	if _, err := c.Dump(&file, at(0), day); err != nil {
+		t.Fatal(err)
+	}
+	for most, ttl := range map[time.Duration]uint32{0: 3590, 1000 * s: 1000} {
+		c := newCache(Options{MaxTTL: most})
+		if n, err := c.Load(bytes.NewReader(file.Bytes()), at(10*s), day.Add(10*s)); err != nil || n != 1 {
+			t.Fatalf("loaded %d: %v", n, err)
+		}
+		see(c, 10*s, ttl, true)
 	}
 }
 
