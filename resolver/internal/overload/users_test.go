@@ -91,7 +91,7 @@ func TestRateOverTime(t *testing.T) {
 	for _, workers := range []int{1, 3, 16} {
 		for _, c := range []struct{ sent, limit int }{{3, 10}, {9, 10}, {30, 100}, {60, 100}, {99, 100}, {500, 100}, {5000, 100}} {
 			a := newAsking(workers)
-			p, passed, seconds := limited(1, "pc", uint32(c.limit), 0), 0, 20
+			p, passed, seconds := limited(1, "pc", uint32(c.limit), 0), 0, 10
 			for i := range c.sent * seconds {
 				at := time.Hour + time.Duration(i)*time.Second/time.Duration(c.sent)
 				q := from(query.UDP, "192.0.2.1")
