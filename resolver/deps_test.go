@@ -87,7 +87,7 @@ var allowed = map[string][]string{
 	"rpz":       {"dnsname", "dnswire", "query"},
 	"rebinding": {"dnsname", "dnswire", "query"},
 	"pipeline":  {"/resolver/clock", "crew", "dnsname", "dnswire", "query", "query/settled"},
-	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "limits", "policy", "query",
+	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "filter/rulelist", "limits", "policy", "query",
 		"query/settled", "rrcache"},
 	"metrics": {"query"},
 

@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
@@ -11,6 +10,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
 	"github.com/sluice-dns/sluice/resolver/internal/policy"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
@@ -181,15 +181,10 @@ func (e *explanation) rule(s policy.Step) string {
 	return lineOf(text, s.Line)
 }
 
+// lineOf returns a line as the rule compiler counts lines, in a form that can be shown.
 func lineOf(text []byte, n uint32) string {
-	at := uint32(0)
-	for line := range bytes.Lines(text) {
-		if at++; at == n {
-			line = bytes.TrimSpace(line)
-			return string(bytes.ToValidUTF8(line[:min(len(line), 300)], []byte("?")))
-		}
-	}
-	return ""
+	line := strings.TrimSpace(rulelist.Line(text, n))
+	return strings.ToValidUTF8(line[:min(len(line), 300)], "?")
 }
 
 // answer resolves the question and judges what comes.

@@ -36,11 +36,11 @@ func TestBudget(t *testing.T) {
 	}
 	w.putAll(usercache.Users, records)
 	p := w.policy()
-	first := w.ask(p, "u0", "only-0.example.", "A")
+	w.ask(p, "u0", "only-0.example.", "A")
 	one, _ := p.own.use()
 	budget := 20 * one
 	p = New(Options{Key: p.o.Key, Users: w.cache, Blob: w.get, OwnBytes: budget})
-	first = w.ask(p, "u0", "only-0.example.", "A")
+	first := w.ask(p, "u0", "only-0.example.", "A")
 	rng := rand.New(rand.NewPCG(1, 2))
 	most := 0
 	for range 3000 {
@@ -68,7 +68,6 @@ func TestBudget(t *testing.T) {
 	for id := range records {
 		records[id] = &userv1.User{Devices: []*userv1.Device{{Id: id}}}
 	}
-	first = nil
 	w.putAll(usercache.Users, records)
 	for i := range users {
 		w.ask(p, fmt.Sprintf("u%d", i), "x.example.", "A")
