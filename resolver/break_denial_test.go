@@ -25,6 +25,9 @@ func TestAliasProofIsNoDenial(t *testing.T) {
 				"NXDOMAIN":           {2: "3"},
 				"NXDOMAIN with SOA":  {1: soa, 2: "3"},
 			} {
+				if bare := answer[0]+answer[1] == ""; !*long && (typ != dns.TypeA || !aggressive && !bare) {
+					continue
+				}
 				t.Run(fmt.Sprintf("%s %s aggressive=%v", dns.TypeToString[typ], forged, aggressive), func(t *testing.T) {
 					assault(t, nil, func(o *resolver.Options) { o.Cache.Aggressive = aggressive }, func(l *lab) {
 						rcode := len(answer[2]) * dns.RcodeNameError
