@@ -218,3 +218,37 @@ func names(texts ...string) (out []resolver.Name) {
 	}
 	return out
 }
+
+// E29: a signed NSEC record whose next name lies outside its zone (CVE-2026-13321) proves nothing: neither in its own
+// zone nor, kept for later, of the names of others that it would cover.
+func TestNSECBeyondItsZone(t *testing.T) {
+	s := newSigner("e29.lab.")
+	extra := zones{zoneAt("e29.lab.", evil1, ""), zoneAt("f29.lab.", victim2, "www A 198.51.100.29")}
+	aggressive := func(o *resolver.Options) {
+		o.DNSSEC.Anchors += "\n" + s.anchor()
+		o.Cache.Aggressive = true
+	}
+	assault(t, extra, aggressive, func(l *lab) {
+		next := "z.e29.lab."
+		l.hook(evil1, s.serve(func(_ siminternet.Query, m *dns.Msg) {
+			m.Rcode = dns.RcodeNameError
+			m.Ns = s.signed("e29.lab. NSEC " + next + " NS SOA RRSIG NSEC DNSKEY")
+		}))
+		if m := l.must("a.e29.lab.", dns.TypeA); m.Rcode != dns.RcodeNameError || !m.AuthenticatedData {
+			t.Fatalf("an honest record: %v", m)
+		}
+		before := sentTo(l.sim, evil1)
+		if m := l.must("b.e29.lab.", dns.TypeA); m.Rcode != dns.RcodeNameError || sentTo(l.sim, evil1) != before {
+			t.Fatalf("it is not used for another name: %v", m)
+		}
+		next = "zzz.lab."
+		for _, name := range []string{"zz.e29.lab.", "zzz.e29.lab."} { // beyond what the honest record covers
+			if m := l.must(name, dns.TypeA); m.Rcode != dns.RcodeServerFailure {
+				t.Errorf("%s is denied by a record that goes beyond its zone: %v", name, m)
+			}
+		}
+		if m := l.must("www.f29.lab.", dns.TypeA); m.Rcode != 0 || len(m.Answer) != 1 {
+			t.Errorf("a name of another zone: %v", m)
+		}
+	})
+}

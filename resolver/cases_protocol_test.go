@@ -633,3 +633,28 @@ func TestRebinding(t *testing.T) {
 		}
 	})
 }
+
+// F27: a positive answer is minimal unless the operator wants more, and then it holds the name servers of the zone at
+// most.
+func TestMinimalAnswers(t *testing.T) {
+	for _, minimal := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newProtocolLab(t, func(o *resolver.Options) { o.Answers.Minimal = minimal })
+			defer l.stop()
+			for range 3 { // fetched, from the cache of RRsets, from that of answers
+				m, err := l.ask("v4.cases.example.", dns.TypeA, nil)
+				if err != nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) != 2 {
+					t.Fatalf("minimal %t: %v, %v", minimal, m, err)
+				}
+				if minimal && len(m.Ns) > 0 || len(m.Extra) != 1 { // OPT
+					t.Errorf("minimal %t: more than was asked for: %v", minimal, m)
+				}
+				for _, rr := range m.Ns {
+					if h := rr.Header(); h.Rrtype != dns.TypeNS || !strings.EqualFold(h.Name, "cases.example.") {
+						t.Errorf("authority: %v", rr)
+					}
+				}
+			}
+		})
+	}
+}

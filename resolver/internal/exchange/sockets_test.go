@@ -218,3 +218,37 @@ func BenchmarkSockets(b *testing.B) {
 		}
 	}
 }
+
+// B15: an answer right in all but the address it comes from is none, and is not even seen.
+func TestAnswerFromAnotherAddress(t *testing.T) {
+	pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	other, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 4)})
+	if err != nil {
+		t.Skipf("127.0.0.4: %v", err)
+	}
+	defer other.Close()
+	go func() {
+		b := make([]byte, 4096)
+		for {
+			n, from, err := pc.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			forged := plain(b[:n])
+			forged[len(forged)-12] = 66 // the last octet of the address, before the OPT record
+			other.WriteToUDPAddrPort(forged, from)
+			pc.WriteToUDPAddrPort(plain(b[:n]), from)
+		}
+	}()
+	x := newSockets(t, SocketOptions{Shard: 1})
+	for range 5 {
+		r, err := x.Ask(t.Context(), tree(), askAt(pc.LocalAddr().(*net.UDPAddr).AddrPort()))
+		if err != nil || r.TCP || r.Mismatch || len(r.Message.Answer) != 1 || string(r.Message.Answer[0].First()) != "\xc0\x00\x02\x07" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+}
