@@ -152,7 +152,13 @@ func (r *Resolver) sources(o *OperateOptions) metrics.Sources {
 		Validation: r.validationMetrics,
 		Forwards:   r.forwardMetrics,
 		Datasets:   o.Datasets,
-		Pressure:   func() metrics.Pressure { return metrics.Pressure{} },
+		Lists: func() (all []metrics.List) {
+			for _, l := range r.o.Users.Catalogue().Lists {
+				all = append(all, metrics.List{ID: l.ID, Number: l.Number, Rules: l.Rules, Updated: l.Updated})
+			}
+			return all
+		},
+		Pressure: func() metrics.Pressure { return metrics.Pressure{} },
 		Limits: func() map[string]int64 {
 			t := r.o.Limits.Table()
 			m := map[string]int64{}

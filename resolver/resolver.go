@@ -261,7 +261,8 @@ func New(o Options) (_ *Resolver, err error) {
 		InFlight:      func() int { return int(o.Limits.Value(limits.InFlight)) },
 		Outstanding:   func() int { return int(o.Limits.Value(limits.ClientOutstanding)) },
 		ClientWaitUDP: o.Recursion.ClientWaitUDP, StaleAfter: o.Cache.StaleAfter,
-		Log: queryLog(o.QueryLog), Observe: o.QueryLog,
+		ByList: 1<<policy.WhyList | 1<<policy.WhyThreat,
+		Log:    queryLog(o.QueryLog), Observe: o.QueryLog,
 		Logger: o.Logger,
 	}
 	shape := render.Options{MaxUDP: o.Answers.MaxUDP, EDE: o.Answers.EDE, NSID: o.NodeID, Contact: o.Answers.Contact, Organization: o.Answers.Organization}

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -125,6 +126,24 @@ func TestListsFromTheWeb(t *testing.T) {
 		}
 	}
 	everywhere("a web page", "127.0.0.2", "late.switch.com", "blocked")
+
+	// Each resolver counts what each list decided.
+	for i, r := range w.resolvers {
+		resp, err := http.Get("http://" + r.http + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"ads", "evil"} {
+			if !regexp.MustCompile(`(?m)^sluice_list_hits_total\{list="` + id + `"\} [1-9]`).Match(page) {
+				t.Errorf("resolver %d has no hits of list %s", i, id)
+			}
+		}
+	}
 
 	// All bytes are on both disks, those nobody has asked for too.
 	var sums []string

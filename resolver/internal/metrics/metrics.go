@@ -70,6 +70,8 @@ type Sources struct {
 	Caches func() []Cache
 	// Datasets are the datasets of user data.
 	Datasets func() []Dataset
+	// Lists are the lists of the catalogue.
+	Lists func() []List
 	// Pressure is the level of overload.
 	Pressure func() Pressure
 	// Limits are the limits in force, by name.
@@ -156,6 +158,14 @@ type Dataset struct {
 	Users            uint64 // in "users"
 }
 
+// A List is a list of the catalogue.
+type List struct {
+	ID      string
+	Number  int
+	Rules   int
+	Updated int64 // Unix seconds: when its text was taken
+}
+
 // States are the states of a dataset, in the order of the numbers that sluice_sync_state shows.
 var States = [...]string{"cold", "stale", "fresh", "suspect", "unpersisted"}
 
@@ -188,6 +198,10 @@ var (
 	accepted    = desc("connections_accepted_total", "Connections of clients accepted.", "listener")
 	handshakes  = desc("handshakes", "TLS handshakes in progress.", "listener")
 	dropped     = desc("listener_dropped_total", "Packets and connections that a listener dropped.", "listener", "reason")
+
+	listHits    = desc("list_hits_total", "Queries that a rule of a catalogue list decided, exceptions too.", "list")
+	listRules   = desc("list_rules", "Usable rules of a catalogue list.", "list")
+	listUpdated = desc("list_updated_timestamp_seconds", "When the text of a catalogue list was taken by the service.", "list")
 
 	upstream       = desc("upstream_queries_total", "Messages sent to servers.")
 	upstreamTCP    = desc("upstream_tcp_queries_total", "Messages sent to servers over TCP; part of sluice_upstream_queries_total.")
@@ -233,6 +247,7 @@ var (
 )
 
 var descs = []*prometheus.Desc{
+	listHits, listRules, listUpdated,
 	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
 	dropped, upstream, upstreamTCP, upstreamEnds, upstreamJoined,
 	validated, signatures, verifying, verifyingMost, negativeAnchors, forwarded, forwardAsked, forwardEnds, forwardSRTT, forwardResting,
@@ -285,6 +300,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	c.datasets(o)
+	c.lists(o)
 	if c.s.Pressure != nil {
 		p := c.s.Pressure()
 		o.gauge(overloadLevel, float64(p.Level))
@@ -314,6 +330,23 @@ var rcodes = [...]string{"NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP",
 
 // common are the codes shown even while they are 0, so that a rate begins at its first.
 var common = map[string]bool{"NOERROR": true, "SERVFAIL": true, "NXDOMAIN": true, "REFUSED": true}
+
+// lists shows what each list of the catalogue decided, and how old it is.
+func (c *collector) lists(o out) {
+	if c.s.Lists == nil || c.s.Workers == nil {
+		return
+	}
+	workers := c.s.Workers()
+	for _, l := range c.s.Lists() {
+		var n uint64
+		for _, w := range workers {
+			n += w.Counters.Lists[l.Number].Load()
+		}
+		o.counter(listHits, n, l.ID)
+		o.gauge(listRules, float64(l.Rules), l.ID)
+		o.gauge(listUpdated, float64(l.Updated), l.ID)
+	}
+}
 
 func (c *collector) workers(o out) {
 	if c.s.Workers == nil {

@@ -33,6 +33,7 @@ func full() Sources {
 			c.Refused[query.RefuseCold].Store(1)
 			c.Hits.Store(1000)
 			c.Misses.Store(13)
+			c.Lists[7].Store(120)
 		}),
 	}
 	workers[1].Ring.Slot()
@@ -64,6 +65,9 @@ func full() Sources {
 				{Kind: "users", State: "suspect", Revision: 51, Head: 52, Persisted: 59, Records: 53, Overlay: 54, Bytes: 55, MemoryBytes: 56, LagSeconds: 5.7, GuardTripped: true, Users: 58},
 				{Kind: "catalogue", State: "fresh", Revision: 61, Overlay: 2},
 			}
+		},
+		Lists: func() []List {
+			return []List{{ID: "ads", Number: 7, Rules: 121, Updated: 122}, {ID: "other", Number: 511}}
 		},
 		Pressure: func() Pressure { return Pressure{Level: 2, Degraded: 0.25} },
 		Limits:   func() map[string]int64 { return map[string]int64{"cache": 71} },
@@ -132,6 +136,18 @@ func TestNamesThatStay(t *testing.T) {
 # HELP sluice_cache_hits_total Queries answered from the caches.
 # TYPE sluice_cache_hits_total counter
 sluice_cache_hits_total 1011
+# HELP sluice_list_hits_total Queries that a rule of a catalogue list decided, exceptions too.
+# TYPE sluice_list_hits_total counter
+sluice_list_hits_total{list="ads"} 120
+sluice_list_hits_total{list="other"} 0
+# HELP sluice_list_rules Usable rules of a catalogue list.
+# TYPE sluice_list_rules gauge
+sluice_list_rules{list="ads"} 121
+sluice_list_rules{list="other"} 0
+# HELP sluice_list_updated_timestamp_seconds When the text of a catalogue list was taken by the service.
+# TYPE sluice_list_updated_timestamp_seconds gauge
+sluice_list_updated_timestamp_seconds{list="ads"} 122
+sluice_list_updated_timestamp_seconds{list="other"} 0
 # HELP sluice_cache_misses_total Queries for which something had to be resolved.
 # TYPE sluice_cache_misses_total counter
 sluice_cache_misses_total 13
@@ -218,7 +234,7 @@ sluice_verdicts_total{verdict="truncated"} 0
 			names = append(names, name)
 		}
 	}
-	if len(names) != 13 {
+	if len(names) != 16 {
 		t.Fatalf("%d names", len(names))
 	}
 	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), names...); err != nil {

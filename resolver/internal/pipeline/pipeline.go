@@ -170,6 +170,10 @@ type Options struct {
 	// timer of RFC 8767 section 5. Zero: not at all. Resolution goes on meanwhile.
 	StaleAfter time.Duration
 
+	// ByList has the bits of the Whys that come of a catalogue list: its number is then in Outcome.List, and what
+	// it decides is counted.
+	ByList uint64
+
 	// Log says of a query whether observers want an event of it. Nil: of none.
 	Log func(q *query.Query) query.After
 	// Observe is given the events that Log asked for, by one goroutine for each worker. Nil: nobody is.
@@ -731,6 +735,9 @@ func (p *Pipeline) count(w *query.Worker, q *query.Query, n int, after query.Aft
 		query.Inc(&c.Queries[q.Transport][min(q.Outcome.RCode, 23)])
 	}
 	query.Inc(&c.Verdicts[q.Outcome.Verdict])
+	if p.o.ByList>>(q.Outcome.Why&63)&1 != 0 && int(q.Outcome.List) < len(c.Lists) {
+		query.Inc(&c.Lists[q.Outcome.List])
+	}
 	if q.Outcome.Refused != query.NotRefused {
 		query.Inc(&c.Refused[q.Outcome.Refused])
 	}

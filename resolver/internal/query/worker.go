@@ -1,6 +1,10 @@
 package query
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+
+	"github.com/sluice-dns/sluice/usercache"
+)
 
 // A Worker is what one serving goroutine owns: buffers, counters that only it writes, and its ring. Handing
 // it on to another goroutine needs a happens-before edge (a channel or a lock).
@@ -20,7 +24,9 @@ type Counters struct {
 	Hits     atomic.Uint64
 	Misses   atomic.Uint64
 	Dropped  atomic.Uint64 // queries that got no answer on purpose
-	_        [64]byte
+	// Lists counts what rules of catalogue lists decided, by number of the list.
+	Lists [usercache.MaxLists]atomic.Uint64
+	_     [64]byte
 }
 
 // Inc adds one to a counter that only the calling goroutine writes.
