@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -196,10 +197,10 @@ func TestNoWayInside(t *testing.T) {
 
 // A password is used, and shown to nobody: not in answers, errors, logs or exports.
 func TestListPassword(t *testing.T) {
-	broken := false
+	var broken atomic.Bool
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		user, password, _ := r.BasicAuth()
-		if broken || user != "me" || password != "hunter2" {
+		if broken.Load() || user != "me" || password != "hunter2" {
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
@@ -232,7 +233,7 @@ func TestListPassword(t *testing.T) {
 	wantError(t, err, codes.InvalidArgument, "")
 	note(nil, err)
 
-	broken = true
+	broken.Store(true)
 	note(r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"}))
 	note(r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: "web"}))
 	r.svc.refreshDue(time.Now().Add(48 * time.Hour))
