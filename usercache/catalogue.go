@@ -96,6 +96,8 @@ type policy struct {
 	threats  ListSet     // and to Threats
 	message  *userv1.Policy
 	revision uint64
+	// asksNames: its rules may ask what a device is called.
+	asksNames bool
 }
 
 // ListNumber returns the number of a list.
@@ -337,6 +339,8 @@ func (c *Catalogue) newPolicy(m *userv1.Policy, revision uint64) *policy {
 	if d := c.newDetails(&layers, nil); !d.isEmpty() {
 		p.Details = d
 	}
+	r := m.GetRules()
+	pol.asksNames = len(r.GetSha256()) > 0 || bytes.Contains(r.GetText(), []byte("client="))
 	pol.all = c.allCategories(p)
 	c.expand(&pol.all, &pol.lists, &pol.threats)
 	return pol
@@ -449,6 +453,7 @@ type layer struct {
 	settings *userv1.Settings
 	rules    *userv1.Rules
 	tags     []string
+	name     string
 }
 
 const (
@@ -460,6 +465,7 @@ const (
 // newDetails merges the layers.
 func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details {
 	d := &Details{
+		Name:        layers[deviceLayer].name,
 		DeviceRules: ruleTextOf(layers[deviceLayer].rules),
 		UserRules:   ruleTextOf(layers[userLayer].rules),
 		PolicyRules: ruleTextOf(layers[policyLayer].rules),
@@ -522,6 +528,7 @@ func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details
 	return d
 }
 
+// isEmpty reports whether there is nothing that a name would be for, either.
 func (d *Details) isEmpty() bool {
 	return d.DeviceRules.Size == 0 && d.UserRules.Size == 0 && d.PolicyRules.Size == 0 &&
 		len(d.OwnLists) == 0 && len(d.Schedules) == 0 && len(d.Rewrites) == 0 && len(d.Unblocks) == 0 &&

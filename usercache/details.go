@@ -34,6 +34,9 @@ type Details struct {
 	BlockTypes []string
 	// Tags are the client tags for rules with $ctag.
 	Tags []string
+	// Name is what the owner calls the device, for rules with $client. A device of which nothing but its name
+	// would need Details has them only if the shared policy's rules may ask for it.
+	Name string
 
 	compiled atomic.Pointer[any]
 }

@@ -186,6 +186,8 @@ func (c *Catalogue) resolve(p *Profile, user, device []byte) (s Status, details 
 		switch f.num {
 		case 1:
 			p.DeviceID, _ = ParseID(f.b)
+		case 2:
+			details = details || pol.asksNames && len(f.b) > 0
 		case 6, 7:
 			p.Flags |= HasCredentials
 		case 8:
@@ -219,7 +221,7 @@ func (c *Catalogue) detailsOf(user, device []byte) *Details {
 	_ = proto.Unmarshal(user, &u)
 	_ = proto.Unmarshal(device, &d)
 	layers := [3]layer{
-		deviceLayer: {settings: d.Settings, rules: d.Rules, tags: d.Tags},
+		deviceLayer: {settings: d.Settings, rules: d.Rules, tags: d.Tags, name: d.Name},
 		userLayer:   {settings: u.Settings, rules: u.Rules},
 	}
 	if pol := c.policies[u.Policy]; pol != nil {

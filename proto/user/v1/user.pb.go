@@ -357,7 +357,7 @@ type Device struct {
 	// Unique in the whole dataset. 1-63 of a-z 0-9 -. This is the label of an encrypted transport: SNI
 	// label, DoH path segment or user name of DoH Basic authentication.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// A name for people. At most 255 bytes.
+	// A name for people. At most 255 bytes. $client in rules of device, user and policy knows it, byte by byte.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Source addresses or networks whose plain queries are this device's. The longest match over all
 	// devices wins. An IPv6 link is not longer than /64.

@@ -111,9 +111,12 @@ func TestCases(t *testing.T) {
 	}
 	// Names with blanks, which the queries above cannot say.
 	m, _ := Compile(&testKey, `||a.example^$client='Mary\'s\, box'|My Phone`)
-	for client, want := range map[string]Verdict{"Mary's, box": Blocked, "My Phone": Blocked, "My": None, "mary's, box": None} {
+	for client, want := range map[string]Verdict{"": None, "Mary's, box": Blocked, "My Phone": Blocked, "My": None, "mary's, box": None} {
 		if r := m.Match(wireName("a.example"), nil, &Query{Type: typeA, Client: client}); r.Verdict != want {
 			t.Errorf("client %q: %v, want %v", client, r.Verdict, want)
+		}
+		if r := m.Match(wireName("a.example"), nil, &Query{Type: typeA, Client: "pc-1", Name: client}); r.Verdict != want {
+			t.Errorf("a client called %q: %v, want %v", client, r.Verdict, want)
 		}
 	}
 }

@@ -940,7 +940,7 @@ func applies(m *rulelist.Mods, q *Query, text string) bool {
 }
 
 func names(c *rulelist.Clients, q *Query) bool {
-	if q.Client != "" && slices.Contains(c.Names, q.Client) {
+	if q.Client != "" && slices.Contains(c.Names, q.Client) || q.Name != "" && slices.Contains(c.Names, q.Name) {
 		return true
 	}
 	if len(c.Prefixes) > 0 && q.Addr.IsValid() {

@@ -62,7 +62,8 @@ func (v Verdict) String() string {
 // Query is what a rule may ask about beyond the name. The zero value is a query by nobody in particular.
 type Query struct {
 	Type   uint16     // QTYPE; when judging an answer, the type of the record
-	Client string     // the device's name or id, for $client
+	Client string     // the device's id, for $client
+	Name   string     // what its owner calls it, for $client too; "" if the rules need not know
 	Addr   netip.Addr // the client's address, for $client
 	Tags   []string   // the device's tags, for $ctag
 	// NoRewrite leaves rewrites out, for a caller that must know what the other rules say.

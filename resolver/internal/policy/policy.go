@@ -15,6 +15,9 @@
 //	10  private lists and catalogue lists, as one        allowed, blocked, rewritten
 //	11  threat lists                                     blocked; an exception of a catalogue list does not lift it
 //
+// A rule's $client knows a device by its id and its addresses and, in rules of device, user and shared policy, by the
+// name its owner gave it; lists know no such names.
+//
 // Access lists by network come before all of these and belong to package overload. Within one text of rules or
 // one set of lists the order is package filter's; in row 10 it is that of AdGuard over all lists together: rewrites,
 // $important exceptions, $important blocks, exceptions, blocks. Of schedules active at once those that pause come
@@ -353,11 +356,13 @@ func (j *judge) early(n *name) query.Verdict {
 		return query.Verdict{Kind: query.Allowed, Why: WhyUnblocked}
 	}
 	var results [3]filter.Result
+	j.fq.Name = j.p.Details.Name
 	for i, m := range j.own.rules {
 		if m != nil {
 			results[i] = m.MatchHashed(n.wire, n.hashes, nil, &j.fq)
 		}
 	}
+	j.fq.Name = "" // lists are written for many, and what somebody calls his device means nothing there
 	return j.ranked(&results, n)
 }
 
@@ -621,11 +626,13 @@ func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
 	lists, threats, _ := j.now()
 	if j.own != nil && !excepted {
 		var results [3]filter.Result
+		j.fq.Name = j.p.Details.Name
 		for i, m := range j.own.rules {
 			if m != nil {
 				results[i] = m.MatchAddr(a, nil, &j.fq)
 			}
 		}
+		j.fq.Name = ""
 		if v := j.ranked(&results, &n); v.Kind != query.Pass {
 			return v
 		}

@@ -420,3 +420,54 @@ func TestServing(t *testing.T) {
 	p.Update()
 	want("with the bytes", true, 2)
 }
+
+// $client in one's own rules knows a device by what its owner calls it. In lists of the catalogue it does not, where
+// it would hit everybody's device of that name.
+func TestClientByName(t *testing.T) {
+	w := newWorld(t)
+	w.list("all", 0, "||of-list.example^$client='Frank\\'s laptop'\n")
+	w.put(usercache.CatalogueKind, "policy/asks", &userv1.Policy{Rules: rules("||of-policy.example^$client='Frank\\'s laptop'")})
+	laptop := func(id string) *userv1.Device { return &userv1.Device{Id: id, Name: "Frank's laptop"} }
+	w.put(usercache.Users, "u", &userv1.User{
+		Policy: "asks", Settings: &userv1.Settings{Lists: set("all")},
+		Rules: rules("||of-user.example^$client='Frank\\'s laptop'", "||of-all-else.example^$client=~'Frank\\'s laptop'",
+			"||192.0.2.66^$client='Frank\\'s laptop'", "||by-id.example^$client=dev-1"),
+		Devices: []*userv1.Device{laptop("dev-1"), {Id: "dev-2", Name: "frank's laptop"}, {Id: "dev-3"}},
+	})
+	// One who has nothing but a name beside his policy.
+	w.put(usercache.Users, "v", &userv1.User{Policy: "asks", Settings: &userv1.Settings{Lists: set("all")}, Devices: []*userv1.Device{laptop("dev-4"), {Id: "dev-5"}}})
+	p := w.policy()
+	for name, want := range map[string]string{
+		"of-user.example.": "+--", "of-all-else.example.": "-++", "by-id.example.": "+--", "of-policy.example.": "+--+-", "of-list.example.": "-----",
+	} {
+		got := ""
+		for i := range want {
+			mark := "-"
+			if v := p.Question(w.ask(p, fmt.Sprintf("dev-%d", i+1), name, "A")); v.Kind == query.Blocked {
+				mark = "+"
+			}
+			got += mark
+		}
+		if got != want {
+			t.Errorf("%s is blocked for %s, want %s", name, got, want)
+		}
+	}
+	for device, want := range map[string]query.VerdictKind{"dev-1": query.Blocked, "dev-3": query.Pass} {
+		q := w.ask(p, device, "x.example.", "A")
+		a := answer(t, q, "x.example. A 192.0.2.66")
+		if v := p.Answer(q, &a, p.Question(q)); v.Kind != want {
+			t.Errorf("%s is sent to an address: %s", device, say(v))
+		}
+	}
+	q := w.ask(p, "dev-1", "of-user.example.", "A")
+	if n := testing.AllocsPerRun(100, func() { p.Question(q) }); n >= 1 {
+		t.Errorf("%v allocations", n)
+	}
+	// Another name counts as soon as it is there.
+	w.put(usercache.Users, "v", &userv1.User{Policy: "asks", Devices: []*userv1.Device{{Id: "dev-4", Name: "Old laptop"}, laptop("dev-5")}})
+	for device, want := range map[string]query.VerdictKind{"dev-4": query.Pass, "dev-5": query.Blocked} {
+		if v := p.Question(w.ask(p, device, "of-policy.example.", "A")); v.Kind != want {
+			t.Errorf("%s, renamed: %s", device, say(v))
+		}
+	}
+}
