@@ -39,8 +39,8 @@ func Open(o Options) (*Cache, error) {
 	if o.OverlayExpiry == 0 {
 		o.OverlayExpiry = 7 * 24 * time.Hour
 	}
-	if o.DetailsCached == 0 {
-		o.DetailsCached = 1 << 14
+	if o.DetailsBytes == 0 {
+		o.DetailsBytes = 16 << 20
 	}
 	if o.ProfilesCached == 0 {
 		o.ProfilesCached = 1 << 13
@@ -56,7 +56,7 @@ func Open(o Options) (*Cache, error) {
 		return nil, err
 	}
 	c := &Cache{opts: o, lock: lock, starts: countStart(o.Dir)}
-	c.details.slots = make([]atomic.Pointer[detailsEntry], o.DetailsCached)
+	c.details.init(o.DetailsBytes)
 	c.profiles.init(o.ProfilesCached)
 	for _, kind := range Kinds {
 		d, err := c.load(kind)
@@ -102,9 +102,9 @@ type Options struct {
 	// CheckpointEvery is how old a file gets before it is written anew. Zero means 24 hours.
 	CheckpointEvery time.Duration
 
-	// DetailsCached is for how many devices with settings of variable size these are kept merged. Zero
-	// means 16,384.
-	DetailsCached int
+	// DetailsBytes bounds the memory in which settings of variable size are kept merged, for devices that ask
+	// again; 550 bytes for one that has rules and nothing else. Zero means 16 MiB.
+	DetailsBytes int64
 
 	// ProfilesCached is how many resolved profiles are kept for devices that ask again and again; 500 bytes
 	// each. Zero means 8,192. It is rounded up to a power of two.

@@ -5,7 +5,6 @@ import (
 	"math/bits"
 	"net/netip"
 	"slices"
-	"sync/atomic"
 
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
 	"github.com/sluice-dns/sluice/usercache/internal/store"
@@ -174,34 +173,6 @@ func (c *Cache) profile(cat *Catalogue, r *store.Record, device []byte, ordinal 
 		p.Details = c.details.get(cat, r, device, p)
 	}
 	return Found
-}
-
-// detailsCache keeps the merged Details of devices that have their own. It is direct-mapped: a device has
-// one slot, which it may have to share.
-type detailsCache struct {
-	slots []atomic.Pointer[detailsEntry]
-}
-
-type detailsEntry struct {
-	user      uint32
-	device    ID
-	revision  uint64
-	catalogue uint64 // serial: an entry nobody asks for again must not keep an old catalogue alive
-	details   *Details
-}
-
-func (dc *detailsCache) get(cat *Catalogue, r *store.Record, device []byte, p *Profile) *Details {
-	i := (uint64(p.User)*0x9e3779b97f4a7c15 ^ uint64(p.DeviceID.n)*31 ^ uint64(p.DeviceID.b[0])<<8 ^ uint64(p.DeviceID.b[max(p.DeviceID.n, 1)-1])<<16) % uint64(len(dc.slots))
-	slot := &dc.slots[i]
-	if e := slot.Load(); e != nil && e.user == p.User && e.revision == p.Revision && e.catalogue == cat.serial && e.device == p.DeviceID {
-		return e.details
-	}
-	e := &detailsEntry{user: p.User, device: p.DeviceID, revision: p.Revision, catalogue: cat.serial, details: cat.detailsOf(r.Bytes, device)}
-	if e.details.isEmpty() {
-		e.details = nil
-	}
-	slot.Store(e)
-	return e.details
 }
 
 // RuleText returns a text of rules that the profile's Details name and that is no blob. It reports false if

@@ -113,6 +113,7 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 		Dir:     filepath.Join(c.DataDir, "users"),
 		Guard:   usercache.GuardOptions{Share: c.Users.ShrinkGuard.Share, Min: uint64(c.Users.ShrinkGuard.Min), Window: c.Users.ShrinkGuard.Window},
 		Program: o.Version, Logger: n.log,
+		DetailsBytes: n.limits.Value(resolver.LimitGoMemLimit) / detailsShare,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("user data: %w", err)
@@ -149,6 +150,9 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 	}
 	return n, nil
 }
+
+// detailsShare is the part of the Go heap that devices' settings of variable size may take, merged.
+const detailsShare = 32
 
 // setLimits makes the table of limits for the machine and applies what belongs to the process.
 func (n *Node) setLimits() error {
