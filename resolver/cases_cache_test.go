@@ -831,3 +831,35 @@ func TestCacheOutlivesTheProcess(t *testing.T) {
 		})
 	}
 }
+
+// A purge holds across a crash: soon the file no longer has what was purged.
+func TestPurgeOutlivesTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "rrsets.cache")
+		sim, err := siminternet.New(clock.Wall(), cacheZones()...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &history{newLabIn(t, sim, func(o *resolver.Options) { o.Cache.File = file }), time.Now()}
+		defer h.stop()
+		kept := func() (purged, other bool) {
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.Contains(string(b), "\x03www\x05plain"), strings.Contains(string(b), "\x03www\x06signed")
+		}
+		h.get("www.plain.lab.", dns.TypeA, nil)
+		h.get("www.signed.example.", dns.TypeA, nil)
+		h.at(31 * time.Minute)
+		if purged, other := kept(); !purged || !other {
+			t.Fatalf("kept after half an hour: %v, %v", purged, other)
+		}
+		name, _ := resolver.ParseName("www.plain.lab.")
+		h.r.Purge(name)
+		h.at(37 * time.Minute)
+		if purged, other := kept(); purged || !other {
+			t.Errorf("kept after the purge: what was purged %v, another name %v", purged, other)
+		}
+	})
+}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 )
 
 // This file keeps RRsets while the process does not run.
@@ -21,12 +22,15 @@ import (
 // those most used first, within maxSaved bytes and maxSaving. What a crash or a full disk leaves of it is found
 // by its checksums, so it is not forced to the disk. A start reads it in the background while it serves: what is
 // known already is never replaced, what has ended is left out, and everything is Unchecked (package rrcache says
-// why). Settled answers are not kept: they can be made again.
+// why). Settled answers are not kept: they can be made again. What is purged stays purged: by blocks that are read
+// later, and after a crash, for the file is then written anew soon.
 //
 // Names tell what people are interested in: the file is for its owner alone.
 
 const (
 	saveEvery = 30 * time.Minute
+	// savePurged is how long the file holds what was purged, should the process crash.
+	savePurged = 5 * time.Minute
 	// maxSaved is a few million names, which are nearly all that anybody asks for twice.
 	maxSaved = 256 << 20
 	// maxSaving bounds what a stop waits for.
@@ -50,6 +54,11 @@ func (e *engine) run(ctx context.Context, log *slog.Logger) {
 	defer tick.Stop()
 	whole := false
 	next := clock.Elapsed().Add(saveEvery)
+	purges := e.rrsets.Purges() // by when the file was written
+	save := func() {
+		purges = e.rrsets.Purges()
+		e.save(log)
+	}
 	for {
 		select {
 		case whole = <-loaded:
@@ -57,16 +66,20 @@ func (e *engine) run(ctx context.Context, log *slog.Logger) {
 		case <-tick.C:
 			now := clock.Elapsed()
 			e.claims.release(now)
+			if e.rrsets.Purges() != purges {
+				next = min(next, now.Add(savePurged))
+			}
 			if whole && !now.Before(next) {
-				e.save(log)
+				save()
 				next = now.Add(saveEvery)
 			}
 		case <-ctx.Done():
 			if loaded != nil {
 				whole = <-loaded
 			}
-			if whole { // of a file that was not read to its end, the rest must not be lost
-				e.save(log)
+			// Of a file that was not read to its end the rest must not be lost, unless it holds what was purged.
+			if whole || e.file != "" && e.rrsets.Purges() != purges {
+				save()
 			}
 			return
 		}
@@ -125,18 +138,20 @@ func (e *engine) load(ctx context.Context, log *slog.Logger) bool {
 		log.Warn("the cache that was kept is damaged and is ignored", "file", e.file)
 		return true
 	}
-	if [sha256.Size]byte(head[len(savedMagic):]) != e.fingerprint() {
-		log.Info("the cache that was kept is not used: root hints, stub or forward zones were others", "file", e.file)
-		return true
-	}
 	begun := clock.Elapsed()
 	last := begun
-	limit := errors.New("time is up")
+	first := true
+	limit, others := errors.New("time is up"), errors.New("other zones")
 	n, skipped, err := e.rrsets.LoadAll(reader(func(b []byte) (int, error) {
 		now := clock.Elapsed()
 		if ctx.Err() != nil {
 			return 0, ctx.Err()
 		}
+		// Zones that change from here on purge what is loaded of them.
+		if first && [sha256.Size]byte(head[len(savedMagic):]) != e.fingerprint() {
+			return 0, others
+		}
+		first = false
 		if now.Sub(begun) > maxLoading {
 			return 0, limit
 		}
@@ -147,6 +162,10 @@ func (e *engine) load(ctx context.Context, log *slog.Logger) bool {
 	switch {
 	case ctx.Err() != nil:
 		return false
+	case errors.Is(err, others):
+		log.Info("the cache that was kept is not used: root hints, stub or forward zones were others", "file", e.file)
+	case errors.Is(err, rrcache.ErrPurged):
+		log.Info("the rest of the cache that was kept is not used", "reason", err, "loaded", n)
 	case err != nil && !errors.Is(err, limit):
 		log.Warn("the cache that was kept is not used, or not beyond a damaged place", "file", e.file, "err", err, "loaded", n)
 	default:

@@ -126,11 +126,14 @@ func (c *Cache) Load(r io.Reader, now clock.Instant, wall time.Time) (int, error
 }
 
 // LoadAll adds what a dump holds and has not ended since, and returns how many entries were added, and how many
-// were not because they have ended or something is known. It never
-// replaces live data. Damage ends it with an error that wraps ErrDump; what was read before stays,
-// as each block is checked before any of it is used. The dump's age is taken from the date: one from the
-// future cannot be trusted to run down, so it is refused, and one in which everything has ended is not read.
+// were not because they have ended, something is known, or they were purged since it began, which is before the
+// first byte is read. It never replaces live data. Damage ends it with an error that wraps ErrDump; what was read
+// before stays, as each block is checked before any of it is used. If everything was purged meanwhile it ends with
+// ErrPurged. The dump's age is taken from the date: one from the future cannot be trusted to run down, so it is
+// refused, and one in which everything has ended is not read.
 func (c *Cache) LoadAll(r io.Reader, now clock.Instant, wall time.Time) (n, skipped int, err error) {
+	this := c.loads.begin()
+	defer c.loads.end()
 	in := bufio.NewReaderSize(r, dumpBlock)
 	var head [len(dumpMagic) + 9]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {
@@ -169,8 +172,14 @@ func (c *Cache) LoadAll(r io.Reader, now clock.Instant, wall time.Time) (n, skip
 		if crc32.Checksum(block, castagnoli) != binary.BigEndian.Uint32(h[4:]) {
 			return n, skipped, fmt.Errorf("%w: block %d is damaged", ErrDump, k)
 		}
-		added, left, ok := c.loadBlock(block, age, now)
-		n, skipped = n+added, skipped+left
+		ok := true
+		if err := c.loads.block(this, func(purged []purge) {
+			var added, left int
+			added, left, ok = c.loadBlock(block, purged, age, now)
+			n, skipped = n+added, skipped+left
+		}); err != nil {
+			return n, skipped, err
+		}
 		if !ok {
 			return n, skipped, fmt.Errorf("%w: block %d holds a malformed entry", ErrDump, k)
 		}
@@ -184,7 +193,7 @@ func loadError(what string, err error) error {
 	return fmt.Errorf("reading %s of a cache dump: %w", what, err)
 }
 
-func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n, skipped int, ok bool) {
+func (c *Cache) loadBlock(b []byte, purged []purge, age time.Duration, now clock.Instant) (n, skipped int, ok bool) {
 	for len(b) > 0 {
 		if len(b) < recordHead || len(b) < recordHead+int(dnswire.Uint16(b[6:])) {
 			return n, skipped, false
@@ -202,6 +211,10 @@ func (c *Cache) loadBlock(b []byte, age time.Duration, now clock.Instant) (n, sk
 			most = min(most, c.opts.MaxNegativeTTL)
 		}
 		end := now.Add(min(left, most) - age)
+		if taken(purged, kind, &k) {
+			skipped++
+			continue
+		}
 		if end <= 0 || end.Add(c.opts.MaxStale) <= now || kind == kindCut && end <= now {
 			skipped++
 			continue

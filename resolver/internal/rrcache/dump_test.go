@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -136,6 +138,94 @@ func TestDumpUntil(t *testing.T) {
 	if used < 1800 {
 		t.Errorf("of the 2,000 names in use %d are among the %d dumped", used, n)
 	}
+}
+
+// What is purged while a dump is being loaded stays purged, whether its block came before or comes after. What was
+// purged before is loaded: whoever loads a dump wants what it holds.
+func TestPurgeWhileLoading(t *testing.T) {
+	from := newCache(Options{})
+	for _, n := range []string{"top.", "a.top.", "b.a.top.", "other."} {
+		from.Put(0, query.Subnet{}, a(n, 100, 1), Put{}, at(0))
+		mx := a(n, 100, 1)
+		mx.Type, mx.Data = dnswire.TypeTXT, query.AppendRData(nil, []byte("\x01x"))
+		from.Put(0, query.Subnet{}, mx, Put{}, at(0))
+	}
+	soa := soaSet("top.", 400, 400)
+	soa.Sigs = nil
+	from.PutNegative(key("gone.top.", 0), NXDomain, soa, nil, query.Secure, at(0))
+	var file bytes.Buffer
+	if _, err := from.Dump(&file, at(0), day); err != nil {
+		t.Fatal(err)
+	}
+	all := "top. A,top. TXT,a.top. A,a.top. TXT,b.a.top. A,b.a.top. TXT,other. A,other. TXT,gone.top. A,gone.top. TXT"
+	without := func(s string, gone ...string) string {
+		for _, g := range gone {
+			s = strings.Replace(","+s+",", ","+g+",", ",", 1)
+			s = strings.Trim(s, ",")
+		}
+		return s
+	}
+	for what, c := range map[string]struct {
+		purge func(*Cache)
+		want  string
+		err   error
+	}{
+		"nothing":     {func(*Cache) {}, all, nil},
+		"a name":      {func(c *Cache) { c.Purge(name("a.top."), false, 0) }, without(all, "a.top. A", "a.top. TXT"), nil},
+		"a type":      {func(c *Cache) { c.Purge(name("a.top."), false, dnswire.TypeTXT) }, without(all, "a.top. TXT"), nil},
+		"a tree":      {func(c *Cache) { c.Purge(name("a.top."), true, 0) }, without(all, "a.top. A", "a.top. TXT", "b.a.top. A", "b.a.top. TXT"), nil},
+		"below an NX": {func(c *Cache) { c.Purge(name("x.gone.top."), false, 0) }, without(all, "gone.top. A", "gone.top. TXT"), nil},
+		"two":         {func(c *Cache) { c.Purge(name("other."), false, 0); c.Purge(name("top."), false, dnswire.TypeA) }, without(all, "other. A", "other. TXT", "top. A"), nil},
+		"the root":    {func(c *Cache) { c.Purge(dnsname.Root, true, 0) }, "", nil},
+		"a new epoch": {(*Cache).Raise, "", ErrPurged},
+		"everything":  {(*Cache).Clear, "", ErrPurged},
+		"too many": {func(c *Cache) {
+			for range maxPurges + 1 {
+				c.Purge(name("other."), false, 0)
+			}
+		}, without(all, "other. A", "other. TXT"), ErrPurged},
+		"nearly as many": {func(c *Cache) {
+			for range maxPurges {
+				c.Purge(name("other."), false, 0)
+			}
+		}, without(all, "other. A", "other. TXT"), nil},
+	} {
+		t.Run(what, func(t *testing.T) {
+			into := newCache(Options{})
+			into.Purge(name("a.top."), true, 0)
+			const head = len(dumpMagic) + 9
+			whole := file.Bytes()
+			block := whole[head : len(whole)-8]
+			_, err := into.Load(io.MultiReader(bytes.NewReader(whole[:head]), bytes.NewReader(block), reading(func() { c.purge(into) }),
+				bytes.NewReader(block), bytes.NewReader(whole[len(whole)-8:])), at(0), day)
+			if !errors.Is(err, c.err) {
+				t.Errorf("%v, want %v", err, c.err)
+			}
+			var got []string
+			for _, n := range []string{"top.", "a.top.", "b.a.top.", "other.", "gone.top."} {
+				for _, typ := range []uint16{dnswire.TypeA, dnswire.TypeTXT} {
+					if _, f := into.Get(key(n, typ), at(0)); f.OK {
+						got = append(got, n+" "+dnswire.TypeText(typ))
+					}
+				}
+			}
+			if g := strings.Join(got, ","); g != c.want {
+				t.Errorf("left:\n%s\nwant:\n%s", g, c.want)
+			}
+			into.Clear()
+			if n, err := into.Load(bytes.NewReader(whole), at(0), day); n != 9 || err != nil {
+				t.Errorf("%d entries later, %v", n, err)
+			}
+		})
+	}
+}
+
+// reading is called when it is read, and has nothing to read.
+type reading func()
+
+func (r reading) Read([]byte) (int, error) {
+	r()
+	return 0, io.EOF
 }
 
 // Bad files give an error that says so; what stands before the damage may be used.

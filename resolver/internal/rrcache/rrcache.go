@@ -220,6 +220,7 @@ type Cache struct {
 	opts  Options // constant after New
 	table *arena.Table
 
+	loads  loads
 	epoch  atomic.Uint32
 	rare   rarities
 	counts [16]struct { // striped by name
