@@ -65,7 +65,7 @@ const (
 	perTenant = 2 // compilations at a time, so that one tenant's texts do not keep all others waiting
 	together  = 8
 	// What a text and an own take beside what they hold.
-	textBytes = 512
+	textBytes = 1152
 	ownBytes  = 1024
 )
 
