@@ -18,7 +18,7 @@ func checkID(field, id string) error {
 	if len(id) > 63 {
 		return invalid(field, "%.70q has %d bytes; an id is 1-63 of a-z 0-9 -", id, len(id))
 	}
-	for _, c := range []byte(id) {
+	for _, c := range id {
 		if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '-') {
 			return invalid(field, "%q holds %q; an id is 1-63 of a-z 0-9 -", id, c)
 		}

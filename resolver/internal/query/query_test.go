@@ -53,12 +53,20 @@ func TestReadFaults(t *testing.T) {
 		tr   Transport
 		want Fault
 	}{
-		"a plain query":       {plain, UDP, NoFault},
-		"nothing":             {nil, UDP, Ignore},
-		"eleven bytes":        {plain[:11], UDP, Ignore},
-		"a response":          {edit(func(b []byte) { b[2] |= 0x80 }), UDP, Ignore},
-		"NOTIFY":              {edit(func(b []byte) { b[2] |= 4 << 3 }), UDP, NotImp},
-		"no question":         {edit(func(b []byte) { b[5] = 0 }), UDP, FormErr},
+		"a plain query":                     {plain, UDP, NoFault},
+		"nothing":                           {nil, UDP, Ignore},
+		"eleven bytes":                      {plain[:11], UDP, Ignore},
+		"a response":                        {edit(func(b []byte) { b[2] |= 0x80 }), UDP, Ignore},
+		"NOTIFY":                            {edit(func(b []byte) { b[2] |= 4 << 3 }), UDP, NotImp},
+		"no question":                       {edit(func(b []byte) { b[5] = 0 }), UDP, FormErr},
+		"a cookie without a question":       {pack(t, func(m *dns.Msg) { opt(&dns.EDNS0_COOKIE{Code: 10, Cookie: "0102030405060708"})(m); m.Question = nil }), TCP, CookieOnly},
+		"a short cookie without a question": {pack(t, func(m *dns.Msg) { opt(&dns.EDNS0_COOKIE{Code: 10, Cookie: "0102"})(m); m.Question = nil }), UDP, FormErr},
+		"no cookie and no question":         {pack(t, func(m *dns.Msg) { opt(&dns.EDNS0_NSID{Code: dns.EDNS0NSID})(m); m.Question = nil }), UDP, FormErr},
+		"another version without a question": {pack(t, func(m *dns.Msg) {
+			opt(&dns.EDNS0_COOKIE{Code: 10, Cookie: "0102030405060708"})(m)
+			m.IsEdns0().SetVersion(1)
+			m.Question = nil
+		}), UDP, FormErr},
 		"two questions":       {edit(func(b []byte) { b[5] = 2 }), UDP, FormErr},
 		"an answer":           {edit(func(b []byte) { b[7] = 1 }), UDP, FormErr},
 		"an authority record": {edit(func(b []byte) { b[9] = 1 }), UDP, FormErr},
@@ -356,4 +364,19 @@ func FuzzReadMessage(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestRDataTooLong: a length of 16 bits says too little of data that no record can hold, and who reads on from
+// there reads rubbish.
+func TestRDataTooLong(t *testing.T) {
+	data := AppendRData(nil, []byte("first"))
+	data = AppendRData(data, make([]byte, 1<<16))
+	data = AppendRData(data, make([]byte, 1<<16-1))
+	var got []int
+	for d := range RDatas(data) {
+		got = append(got, len(d))
+	}
+	if !slices.Equal(got, []int{5, 1<<16 - 1}) {
+		t.Errorf("lengths %v", got)
+	}
 }

@@ -3,6 +3,7 @@ package query
 import (
 	"encoding/binary"
 	"iter"
+	"math"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 )
@@ -54,8 +55,11 @@ type RRset struct {
 	Data, Sigs []byte
 }
 
-// AppendRData appends one RDATA to a Data or Sigs field.
+// AppendRData appends one RDATA to a Data or Sigs field. What is longer than any record can be is left out.
 func AppendRData(dst, rdata []byte) []byte {
+	if len(rdata) > math.MaxUint16 {
+		return dst
+	}
 	dst = binary.BigEndian.AppendUint16(dst, uint16(len(rdata)))
 	return append(dst, rdata...)
 }

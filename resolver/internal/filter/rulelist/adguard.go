@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"regexp/syntax"
 	"slices"
 	"strings"
@@ -166,7 +167,7 @@ func (p *parser) pattern(raw string) string {
 	}
 	g.Text = s
 	r.Glob, r.Form = g, Glob
-	if s == "" && !restricted && !r.Allow && !r.Bad {
+	if s == "" && !r.Mods.spares() && !r.Allow && !r.Bad {
 		p.world(raw)
 	}
 	if f := formOf(head, tail); f != Glob && g.End && s != "" && !strings.Contains(s, "*") {
@@ -277,7 +278,7 @@ func (p *parser) expression(e string) string {
 	if p.insts += len(prog.Inst); p.insts > maxAllInsts {
 		return fmt.Sprintf("the list's expressions together cost too much: the limit is %d steps", maxAllInsts)
 	}
-	if matchesAll(re) && !r.Allow && !r.Bad && !r.Mods.restricts() {
+	if !r.Allow && !r.Bad && !r.Mods.spares() && (matchesAll(re) || matchesOrdinary(e)) {
 		p.world("/" + e + "/")
 	}
 	return ""
@@ -344,6 +345,15 @@ func matchesAll(re *syntax.Regexp) bool {
 		}
 	}
 	return false
+}
+
+// ordinary are names with nothing in common but being names.
+var ordinary = []string{"www.google.com", "bbc.co.uk", "wikipedia.org", "t.co", "heise.de", "login.live.com", "yandex.ru", "a.root-servers.net"}
+
+// matchesOrdinary reports whether an expression matches names that have nothing in common, as /[a-z]/ does.
+func matchesOrdinary(e string) bool {
+	re, err := regexp.Compile(Insensitive(e))
+	return err == nil && !slices.ContainsFunc(ordinary, func(name string) bool { return !re.MatchString(name) })
 }
 
 func (p *parser) world(text string) {

@@ -65,6 +65,23 @@ func (m *Mods) restricts() bool {
 		!m.Clients.Empty() || !m.NotClients.Empty())
 }
 
+// spares reports whether m leaves some clients or names alone, or every question for an address: a rule with such
+// modifiers does not block the world, however wide its pattern is.
+func (m *Mods) spares() bool {
+	if !m.restricts() {
+		return false
+	}
+	types := *m
+	types.Types, types.NotTypes = nil, nil
+	if types.restricts() {
+		return true
+	}
+	if len(m.Types) > 0 {
+		return !slices.Contains(m.Types, typeA)
+	}
+	return slices.Contains(m.NotTypes, typeA)
+}
+
 // AppendKey appends a text that is equal for equal modifiers, in whatever order they were written.
 func (m *Mods) AppendKey(b []byte) []byte {
 	if m == nil {
@@ -333,9 +350,15 @@ func fullRewrite(code, typ, value string) (*Rewrite, error) {
 	return &Rewrite{Type: t, Value: value}, nil
 }
 
+// maxValue is the most bytes of a rewrite's value. A record holds less than 64 KiB, and a message no more than that.
+const maxValue = 16 << 10
+
 // rdata checks the value of a full rewrite and returns it with single blanks. Host names in it stay as
 // written.
 func rdata(t uint16, value string) (string, error) {
+	if len(value) > maxValue {
+		return "", fmt.Errorf("a value of %d bytes; the limit is %d", len(value), maxValue)
+	}
 	f := strings.Fields(value)
 	switch t {
 	case typeA, typeAAAA:

@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 1
+	Version = 2
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
@@ -273,9 +273,7 @@ func (p *parser) read(r io.Reader) error {
 		}
 		if end-start > MaxLine || skip {
 			if !skip {
-				p.line++
-				p.report.Lines = p.line
-				p.report.complain(p.line, buf[start:end], fmt.Sprintf("longer than %d bytes", MaxLine))
+				p.do(buf[start:end])
 			}
 			skip = true
 			// Keep a last CR: it may be half a line end.
@@ -324,6 +322,10 @@ func (p *parser) do(raw []byte) {
 		if raw = bytes.TrimPrefix(raw, bom); notText(raw) {
 			p.report.NotAList = "it begins with bytes that no text has; is it compressed, or UTF-16?"
 		}
+	}
+	if len(raw) > MaxLine { // the buffer may hold more, and what a text means must not depend on how it comes
+		p.report.complain(p.line, raw, fmt.Sprintf("longer than %d bytes", MaxLine))
+		return
 	}
 	if p.zone.on {
 		p.zoneLine(raw)

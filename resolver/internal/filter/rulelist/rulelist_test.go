@@ -296,6 +296,10 @@ func TestWorld(t *testing.T) {
 	for line, world := range map[string]bool{
 		"||*^": true, "***": true, "/.*/": true, "/^/": true, "/^.+$/": true, "/(x|.*)/": true,
 		"*$dnstype=HTTPS": false, "*$denyallow=com": false, "@@||*^": false, "||*^$badfilter": false,
+		"*$dnstype=A": true, "*$dnstype=A|AAAA": true, "||*^$dnstype=~TXT": true, "/./$dnstype=A": true,
+		"*$dnstype=~A": false, "*$dnstype=A,client=10.0.0.1": false, "/[a-z]/$denyallow=com": false,
+		"/[a-z]/": true, `/\./`: true, `/\w/`: true, "/^[a-z0-9.-]+$/": true, "/^.{1,255}$/": true, "/[aeiou]/": true,
+		`/^([^.]+\.)+[a-z]+$/`: true, `/^[^.]+\.[^.]+$/`: false, `/\.(com|org|net|uk)$/`: false, "/[0-9]/": false, "/e/": false,
 		"||com^": false, "/^x*$/": false, "/^.$/": false, "/ad/": false, `/^(.*\.)?ads\.com$/`: false,
 	} {
 		if rep := ParseString(line, func(*Rule) {}); (len(rep.World) == 1) != world {
@@ -315,6 +319,33 @@ func TestHostile(t *testing.T) {
 		}
 		if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 2 || len(rep.Complaints[0].Text) > 200 {
 			t.Errorf("complaints %.300v", rep.Complaints)
+		}
+	})
+	t.Run("a long line in one piece", func(t *testing.T) {
+		for _, end := range []string{"", "\n", "\r\n||b.example^"} {
+			for _, n := range []int{MaxLine + 1, 2 * MaxLine, 5 * MaxLine} {
+				rep := ParseString("||"+strings.Repeat("*", n-2)+end, func(r *Rule) {
+					if r.Line == 1 {
+						t.Errorf("a rule of %d bytes", n)
+					}
+				})
+				if len(rep.Complaints) != 1 || rep.Complaints[0].Reason != "longer than 65536 bytes" {
+					t.Errorf("%d bytes and %q: %.300v", n, end, rep.Complaints)
+				}
+			}
+		}
+	})
+	t.Run("values longer than a record", func(t *testing.T) {
+		for line, want := range map[string]string{
+			"||a.example^$dnsrewrite=NOERROR;TXT;" + strings.Repeat("x", maxValue):                    "",
+			"||a.example^$dnsrewrite=NOERROR;TXT;" + strings.Repeat("x", maxValue+1):                  "the limit is 16384",
+			"||a.example^$dnsrewrite=NOERROR;HTTPS;1 . alpn=" + strings.Repeat("h", 60<<10):           "the limit is 16384",
+			"$TTL 60\n@ SOA . . 1 1 1 1 1\na.example TXT \"" + strings.Repeat("x", maxValue+1) + "\"": "the limit is 16384",
+		} {
+			rep := ParseString(line, func(*Rule) {})
+			if want == "" && len(rep.Complaints) > 0 || want != "" && (len(rep.Complaints) != 1 || !strings.Contains(rep.Complaints[0].Reason, want)) {
+				t.Errorf("%.60s: %.300v", line, rep.Complaints)
+			}
 		}
 	})
 	t.Run("bad lines without end", func(t *testing.T) {
