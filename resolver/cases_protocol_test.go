@@ -359,6 +359,47 @@ func TestClientProtocol(t *testing.T) {
 		if !ok || !ok2 || len(cookie.Cookie) != 48 || !strings.HasPrefix(cookie.Cookie, "010203040506070801000000") || nsid.Nsid != hex.EncodeToString([]byte("node-7")) {
 			t.Errorf("F17: options %v", got)
 		}
+
+		// RFC 7873 section 5.4: a cookie without a question is given, or told whether it is good. Without a cookie
+		// the question is missed.
+		alone := func(cookie string) *dns.Msg {
+			q := new(dns.Msg)
+			q.Id = 4711
+			q.SetEdns0(1232, false)
+			if cookie != "" {
+				q.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: cookie}}
+			}
+			wire, err := q.Pack()
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := new(dns.Msg)
+			if err := m.Unpack(l.send("udp", wire)); err != nil || m.Id != 4711 || !m.Response || len(m.Question)+len(m.Answer)+len(m.Ns) != 0 {
+				t.Fatalf("%q alone: %v, %v", cookie, m, err)
+			}
+			return m
+		}
+		server := func(m *dns.Msg) string {
+			if o := m.IsEdns0(); o != nil && len(o.Option) == 1 {
+				return o.Option[0].(*dns.EDNS0_COOKIE).Cookie
+			}
+			return ""
+		}
+		const client = "0102030405060708"
+		m = alone(client)
+		good := server(m)
+		if m.Rcode != dns.RcodeSuccess || len(good) != 48 || !strings.HasPrefix(good, client) {
+			t.Errorf("a cookie alone: %v", m)
+		}
+		if m := alone(good); m.Rcode != dns.RcodeSuccess || len(server(m)) != 48 {
+			t.Errorf("a good cookie alone: %v", m)
+		}
+		if m := alone(good[:46] + "00"); m.Rcode != dns.RcodeBadCookie || len(server(m)) != 48 {
+			t.Errorf("a cookie that is not ours alone: %v", m)
+		}
+		if m := alone(""); m.Rcode != dns.RcodeFormatError || m.IsEdns0() != nil {
+			t.Errorf("nothing alone: %v", m)
+		}
 	})
 }
 

@@ -721,6 +721,26 @@ var errNotHeld = errors.New("recursion was not asked for")
 
 // Fault answers a message that could not be read. See listen.Handler.
 func (p *Pipeline) Fault(w *query.Worker, q *query.Query, f query.Fault, out []byte) int {
+	if f == query.CookieOnly {
+		// It gets more than a header: as much as it sent, so not everybody may have it, nor as often as they like.
+		if p.o.Cookies != nil {
+			p.o.Cookies.Check(q, clock.Wall())
+		}
+		q.Outcome.Refused = p.o.Gate.Early(q)
+		if q.Outcome.Refused == query.NotRefused && q.Transport == query.UDP {
+			q.Outcome.Refused = p.o.Gate.Late(q)
+		}
+		switch q.Outcome.Refused {
+		case query.NotRefused:
+		case query.RefuseAccess:
+			n := p.o.Render.Error(q, dnswire.RCodeRefused, query.NoEDE, "", out)
+			p.count(w, q, n, 0)
+			return n
+		default:
+			p.count(w, q, 0, 0)
+			return 0
+		}
+	}
 	n := p.o.Render.Fault(q, f, out)
 	p.count(w, q, n, 0)
 	return n

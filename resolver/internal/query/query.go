@@ -271,6 +271,7 @@ const (
 	FormErr        // header-only FORMERR (RFC 1035 section 4.1.1)
 	NotImp         // NOTIMP: an opcode other than QUERY
 	BadVers        // BADVERS (RFC 6891 section 6.1.3)
+	CookieOnly     // no question, but a cookie that wants a server cookie or to be proved good (RFC 7873 section 5.4)
 	NumFault = iota
 )
 
@@ -291,6 +292,12 @@ func (q *Query) Read(wire []byte) Fault {
 	q.Question.CD = h.CD()
 	if h.Opcode() != dnswire.OpcodeQuery {
 		return NotImp
+	}
+	if h.QD == 0 && h.AN == 0 && h.NS == 0 && !h.TC() {
+		if q.readAdditional(wire, dnswire.HeaderLen, int(h.AR)) == NoFault && q.EDNS.Cookie != nil {
+			return CookieOnly
+		}
+		return FormErr
 	}
 	if h.QD != 1 || h.AN != 0 || h.NS > 1 || h.TC() {
 		return FormErr

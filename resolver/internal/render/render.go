@@ -292,17 +292,34 @@ func (r *Renderer) error(q *query.Query, rcode uint16, e ede, out []byte) int {
 }
 
 // Fault writes the response to a message that could not be read: a bare header, so that nothing a stranger
-// wrote is reflected, and for an unknown EDNS version BADVERS with OPT (RFC 6891 section 6.1.3).
+// wrote is reflected, for an unknown EDNS version BADVERS with OPT (RFC 6891 section 6.1.3), and for a cookie alone the
+// server's.
 func (r *Renderer) Fault(q *query.Query, f query.Fault, out []byte) int {
 	switch f {
 	case query.FormErr:
 		return r.headerOnly(q, dnswire.RCodeFormErr, out)
 	case query.NotImp:
 		return r.headerOnly(q, dnswire.RCodeNotImp, out)
+	case query.CookieOnly:
+		return r.cookie(q, out)
 	case query.BadVers:
 		return r.Error(q, dnswire.RCodeBadVers, query.NoEDE, "", out)
 	}
 	return 0 // NoFault is no fault, and Ignore says that nothing may be sent
+}
+
+// cookie answers a message that has a cookie and no question (RFC 7873 section 5.4). Where no cookies are given it is
+// malformed, as it always was.
+func (r *Renderer) cookie(q *query.Query, out []byte) int {
+	if !q.HasCookie || len(out) < dnswire.HeaderLen {
+		return r.headerOnly(q, dnswire.RCodeFormErr, out)
+	}
+	q.Outcome.RCode = dnswire.RCodeNoError
+	if len(q.EDNS.Cookie) > cookieLen-len(q.ServerCookie) && !q.CookieOK {
+		q.Outcome.RCode = dnswire.RCodeBadCook
+	}
+	h := dnswire.Header{ID: q.ID, Flags: base(q) | q.Outcome.RCode&15}
+	return r.finish(q, h, q.Outcome.RCode, noEDE, dnswire.HeaderLen, min(q.MaxResponse(r.o.MaxUDP), len(out)), out)
 }
 
 func (r *Renderer) headerOnly(q *query.Query, rcode uint16, out []byte) int {
