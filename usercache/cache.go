@@ -190,6 +190,7 @@ func (c *Cache) Close() error {
 
 // publish makes a new snapshot of a small dataset. d.mu is held, or d is not yet known to others.
 func (c *Cache) publish(d *Dataset) {
+	d.changed = false
 	switch d.kind {
 	case CatalogueKind:
 		cat := newCatalogue(d.revision, d.decoded)

@@ -261,7 +261,8 @@ func (d *Dataset) BeginTransfer(id Identity, replace bool) error {
 }
 
 // ApplyBucket applies one bucket, or a part of one, of the transfer in progress. Lookups answer by it at
-// once.
+// once. The snapshot of a small dataset follows when the transfer ends, or ten seconds later if it does not: a
+// catalogue comes in as many buckets as it has records, and is not made anew for each.
 func (d *Dataset) ApplyBucket(ctx context.Context, id Identity, b BucketData, now time.Time) (Result, error) {
 	d.mu.Lock()
 	res, err := d.applyBucket(id, b, now)
@@ -302,7 +303,7 @@ func (d *Dataset) applyBucket(id Identity, b BucketData, now time.Time) (res Res
 		}
 	}
 	d.begin()
-	defer func() { d.end(now) }()
+	defer func() { d.endBatch(now) }()
 	for i := range b.Records {
 		r := &b.Records[i]
 		c := Change{Key: r.Key, Revision: r.Revision, Bytes: r.Bytes}
@@ -368,6 +369,7 @@ func (d *Dataset) FinishTransfer(id Identity, revision uint64, now time.Time) er
 	}
 	d.guard.observe(d.totals, now)
 	d.whole.Store(d.complete())
+	d.show()
 	d.disk.group(d)
 	d.disk.close(d)
 	d.wake()
@@ -461,8 +463,21 @@ func (d *Dataset) release(through uint64, now time.Time) int {
 // begin starts a batch.
 func (d *Dataset) begin() { d.seq.Add(1) }
 
-// end ends a batch: what lookups no longer need goes, and others hear of it.
+// end ends a batch: others see it, and hear of it.
 func (d *Dataset) end(now time.Time) {
+	d.show()
+	d.endBatch(now)
+}
+
+// show makes a new snapshot of a small dataset, if it has changed since the last.
+func (d *Dataset) show() {
+	if d.changed {
+		d.cache.publish(d)
+	}
+}
+
+// endBatch ends a batch but for the snapshot: what lookups no longer need goes.
+func (d *Dataset) endBatch(now time.Time) {
 	for _, s := range d.stale {
 		d.users.leave(s.ordinal, s.claims)
 	}
@@ -470,10 +485,6 @@ func (d *Dataset) end(now time.Time) {
 	d.stale = d.stale[:0]
 	d.store.Compact()
 	d.guard.observe(d.totals, now)
-	if d.changed {
-		d.changed = false
-		d.cache.publish(d)
-	}
 	d.seq.Add(1)
 	d.disk.closeIfFull(d)
 	d.wake()
@@ -917,10 +928,14 @@ func (d *Dataset) endOverlay(key string, e *overlayEntry) {
 	d.setDecoded([]byte(key), replica.Revision, message)
 }
 
-// expire ends overlay entries whose time has come.
+// expire ends overlay entries whose time has come, and shows what a transfer that has not ended has brought.
 func (d *Dataset) expire(now time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.changed {
+		d.show()
+		d.wake()
+	}
 	due := false
 	for _, e := range d.overlay {
 		due = due || e.until != 0 && e.until <= now.Unix()

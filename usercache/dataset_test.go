@@ -752,3 +752,64 @@ func TestGroupReachesDiskByItself(t *testing.T) {
 		}
 	})
 }
+
+// The buckets of a transfer come to one snapshot, when it ends or some time after it was broken off; a delta that
+// comes meanwhile is answered by at once.
+func TestSnapshotOfTransfer(t *testing.T) {
+	c := open(t, Options{})
+	d := begin(t, c.Dataset(CatalogueKind))
+	delta(t, d, put("list/old", listRecord(0)))
+	heard := make(chan struct{}, 1)
+	d.Notify(heard)
+	buckets := func(from, to uint32) {
+		t.Helper()
+		if err := d.BeginTransfer(testID, false); err != nil {
+			t.Fatal(err)
+		}
+		for n := from; n < to; n++ {
+			r := put(fmt.Sprintf("list/new%d", n), listRecord(n))
+			b := BucketData{Bucket: BucketOf(r.Key), AsOf: 1000, Records: []Record{{r.Key, 900, r.Bytes}}}
+			if _, err := d.ApplyBucket(context.Background(), testID, b, day); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	lists := func(want int) {
+		t.Helper()
+		if n := len(c.Catalogue().Lists); n != want {
+			t.Errorf("the catalogue has %d lists, want %d", n, want)
+		}
+	}
+	serial := c.Catalogue().serial
+	buckets(1, 21)
+	lists(1)
+	for len(heard) > 0 {
+		<-heard
+	}
+	if err := d.FinishTransfer(testID, 1000, day); err != nil {
+		t.Fatal(err)
+	}
+	lists(21)
+	if n := c.Catalogue().serial - serial; n != 1 || len(heard) == 0 {
+		t.Errorf("%d snapshots, %d told", n, len(heard))
+	}
+
+	buckets(21, 31)
+	lists(21)
+	for len(heard) > 0 {
+		<-heard
+	}
+	d.expire(day)
+	lists(31)
+	if len(heard) == 0 {
+		t.Error("nobody is told of what a broken transfer has brought")
+	}
+	serial = c.Catalogue().serial
+	d.expire(day)
+	if c.Catalogue().serial != serial {
+		t.Error("a new snapshot without a change")
+	}
+	buckets(31, 33)
+	delta(t, d, put("list/live", listRecord(40)))
+	lists(34)
+}
