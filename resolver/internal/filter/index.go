@@ -17,6 +17,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"syscall"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -204,7 +205,7 @@ func (m *Matcher) image(ids *[MaxLists]ID) (head []byte, parts [][]byte, err err
 // Load reads a file that Save wrote under the same key. The error says why the file is of no use, which is
 // never more than a reason to compile the lists again; it wraps fs.ErrNotExist if there is none.
 func Load(path string, key *dnsname.Key) (*Matcher, *[MaxLists]ID, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // of a pipe, opening does not wait for a writer
 	if err != nil {
 		return nil, nil, fmt.Errorf("the index of filter lists: %w", err)
 	}
@@ -220,6 +221,9 @@ func read(f *os.File, key *dnsname.Key) (*Matcher, *[MaxLists]ID, error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, errors.New("it is not a regular file")
 	}
 	var head [indexHead]byte
 	if _, err := io.ReadFull(f, head[:]); err != nil {

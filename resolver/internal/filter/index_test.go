@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -136,6 +137,16 @@ func TestIndexDamaged(t *testing.T) {
 	good, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// A pipe that nobody writes to would hold up the start for ever.
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, odd := range []string{dir, pipe, "/dev/zero"} {
+		if _, _, err := Load(odd, &testKey); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+			t.Errorf("%s: %v", odd, err)
+		}
 	}
 	load := func(b []byte, key *dnsname.Key) error {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
