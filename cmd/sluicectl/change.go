@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
@@ -101,8 +103,8 @@ func awaitOne(ctx context.Context, addr string, c adminv1.ResolverServiceClient,
 			if last = behind(st, revisions); last == "" {
 				return nil
 			}
-		case ctx.Err() == nil:
-			last = refused(addr, err).Error()
+		case ctx.Err() == nil && status.Code(err) != codes.DeadlineExceeded: // gRPC may see the deadline first
+			last = "does not say how far it is: " + refused(addr, err).Error()
 		}
 		select {
 		case <-ctx.Done():
