@@ -25,6 +25,7 @@ import (
 // A world is a real user cache, filled through the door that sync uses, and a store of blobs.
 type world struct {
 	t     testing.TB
+	dir   string
 	cache *usercache.Cache
 	id    usercache.Identity
 	rev   map[usercache.Kind]uint64
@@ -34,15 +35,12 @@ type world struct {
 }
 
 func newWorld(t testing.TB) *world {
-	c, err := usercache.Open(usercache.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { c.Close() })
-	w := &world{t: t, cache: c, rev: map[usercache.Kind]uint64{}, blobs: map[[32]byte][]byte{}}
+	w := &world{t: t, dir: t.TempDir(), rev: map[usercache.Kind]uint64{}, blobs: map[[32]byte][]byte{}}
+	w.open()
+	t.Cleanup(func() { w.cache.Close() })
 	w.id = usercache.Identity{Dataset: [16]byte{1}, Lineage: [16]byte{2}}
 	for _, k := range []usercache.Kind{usercache.CatalogueKind, usercache.Users} {
-		d := c.Dataset(k)
+		d := w.cache.Dataset(k)
 		if err := d.BeginTransfer(w.id, false); err != nil {
 			t.Fatal(err)
 		}
@@ -51,6 +49,14 @@ func newWorld(t testing.TB) *world {
 		}
 	}
 	return w
+}
+
+func (w *world) open() {
+	c, err := usercache.Open(usercache.Options{Dir: w.dir})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.cache = c
 }
 
 func (w *world) put(k usercache.Kind, key string, m proto.Message) {
