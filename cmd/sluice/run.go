@@ -19,7 +19,7 @@ func runCommand() *cobra.Command {
 	var file, data string
 	c := &cobra.Command{
 		Use:   "run [-c FILE] [--data DIR]",
-		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reloads certificates, stub and forward zones",
+		Short: "Serve in the foreground; SIGTERM drains, SIGHUP reads certificates, policy, stub and forward zones again",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, faults, err := load(file)

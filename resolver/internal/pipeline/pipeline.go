@@ -674,7 +674,7 @@ func (p *Pipeline) refuse(q *query.Query, why query.RefuseReason, out []byte) (o
 	case query.RefuseSlip:
 		return done, p.o.Render.Truncated(q, out), 0
 	case query.RefuseCold:
-		return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotReady, "no user data yet", out), 0
+		return done, p.o.Render.Error(q, dnswire.RCodeRefused, edeNotReady, "no user data yet, or not the policy for who asks", out), 0
 	case query.RefuseBusy:
 		return done, p.o.Render.Error(q, dnswire.RCodeServFail, edeNoReachable, "overloaded", out), 0
 	}
