@@ -487,6 +487,12 @@ func TestMalformedRecords(t *testing.T) {
 					m.Answer = append(m.Answer, rr(dns.TypeA, "c00002"), rr(dns.TypeA, "c000020a0b"))
 				case dns.TypeAAAA:
 					m.Answer = []dns.RR{rr(dns.TypeAAAA, "20")}
+				case dns.TypeNSEC:
+					m.Answer = []dns.RR{rr(dns.TypeNSEC, "0000")}
+				case dns.TypeMX:
+					m.Ns = []dns.RR{rr(dns.TypeNSEC, "0000"), mustRR("cases.example. 60 SOA . . 1 1 1 1 1")}
+				case dns.TypeTXT:
+					m.Answer = append(m.Answer, rr(dns.TypeTXT, "0561"), rr(dns.TypeTXT, "0161"))
 				case dns.TypeHTTPS:
 					m.Answer = []dns.RR{rr(dns.TypeHTTPS, "0001000001000302683200010003026833")}
 				}
@@ -498,6 +504,16 @@ func TestMalformedRecords(t *testing.T) {
 		}
 		if got := told(l.send("udp", packed(t, "bad.cases.example.", dns.TypeAAAA, nil))); got != "SERVFAIL" {
 			t.Errorf("no good AAAA record: %s", got) // which is not the same as none
+		}
+		cd := func(m *dns.Msg) { edns(true)(m); m.CheckingDisabled = true }
+		if got := told(l.send("udp", packed(t, "bad.cases.example.", dns.TypeNSEC, cd))); !strings.HasPrefix(got, "SERVFAIL") {
+			t.Errorf("an NSEC record without a whole window: %s", got)
+		}
+		if got := l.send("udp", packed(t, "bad.cases.example.", dns.TypeMX, cd)); !strings.HasPrefix(told(got), "NOERROR") || strings.Contains(hex.EncodeToString(got), "002f00010000003c00020000") {
+			t.Errorf("an NSEC record without a whole window beside the SOA record: %x", got)
+		}
+		if got := told(l.send("udp", packed(t, "bad.cases.example.", dns.TypeTXT, nil))); got != `NOERROR bad.cases.example. TXT "a"` {
+			t.Errorf("one good TXT record: %s", got)
 		}
 		raw := l.send("udp", packed(t, "bad.cases.example.", dns.TypeHTTPS, nil))
 		if !strings.Contains(hex.EncodeToString(raw), "0001000001000302683200010003026833") {

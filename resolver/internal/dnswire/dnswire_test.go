@@ -2,6 +2,7 @@ package dnswire
 
 import (
 	"bytes"
+	"encoding/hex"
 	"strings"
 	"testing"
 
@@ -146,6 +147,53 @@ func TestExpanderBudget(t *testing.T) {
 	}
 	if want := maxExpanded / 253; reads != want {
 		t.Errorf("%d names of 253 bytes were expanded, want %d", reads, want)
+	}
+}
+
+// RDATA of types that have a structure is held against it, wherever it is read. What no type is known for is opaque
+// (RFC 3597).
+func TestMalformedRData(t *testing.T) {
+	for _, c := range []struct {
+		typ       uint16
+		good, bad string // hexadecimal, separated by spaces
+	}{
+		{TypeNSEC, "00 00000140 00000140010180", "- 0000 000000 000001 00000240 000021" + strings.Repeat("ff", 33) + " 00010140000140 00000140000140 00000140ff"},
+		{TypeNSEC3, "0101000a0002aabb 0101000a0002aabb000140 0100000002ccdd02aabb000140",
+			"- 01010000 0101000a00 0101000a02cc 0101000a0000 0101000a0003aabb 0101000a0002aabb00 0101000a0002aabb0000"},
+		{TypeNSEC3PARAM, "0100000000 0100000001aa", "01000000 010000000001 0100000002aa"},
+		{TypeTXT, "00 0161 01610162", "- 02 0261 016102"},
+		{TypeHINFO, "0000 01610162", "- 00 000000 016102"},
+		{257, "000569737375653b 00016100", "- 00 0000 000061 00056973"},
+		{TypeTLSA, "030101ff", "0301"},
+		{44, "0101ff", "01"},
+		{62, "000000010003000140", "0000000100 00000001000300 0000000100030001"},
+		{108, "010203040506", "0102030405 01020304050607"},
+		{TypeDS, "000108020a", "00010802"},
+		{65280, "- 00 ffffffff", ""},
+	} {
+		check := func(list string, want bool) {
+			for _, h := range strings.Fields(list) {
+				data, err := hex.DecodeString(strings.TrimPrefix(h, "-"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := CheckRData(c.typ, data); got != want {
+					t.Errorf("%s %s is well formed: %v", TypeText(c.typ), h, got)
+				}
+				msg := append(make([]byte, HeaderLen), 0, byte(c.typ>>8), byte(c.typ), 0, 1, 0, 0, 0, 0, 0, byte(len(data)))
+				msg = append(append(msg, data...), 0xff, 0xff) // what follows is not the record's
+				rr, next := ReadRR(msg, HeaderLen)
+				if next < 0 {
+					t.Fatal("not read")
+				}
+				var x Expander
+				if _, got := x.AppendRData(nil, msg, rr); got != want {
+					t.Errorf("%s %s is taken from a message: %v", TypeText(c.typ), h, got)
+				}
+			}
+		}
+		check(c.good, true)
+		check(c.bad, false)
 	}
 }
 

@@ -49,9 +49,27 @@ func layoutOf(typ uint16) (l layout, acceptPointers, known bool) {
 		return layout{names: 1, rest: true}, typ == 30, true
 	case TypeSVCB, TypeHTTPS:
 		return layout{lead: 2, names: 1, rest: true}, false, true
-	case TypeDS:
+	case TypeDS, 59: // CDS
 		return layout{lead: 5, rest: true}, false, true
-	case TypeDNSKEY:
+	case TypeDNSKEY, 60: // CDNSKEY
+		return layout{lead: 4, rest: true}, false, true
+	case 62: // CSYNC
+		return layout{lead: 6, rest: true}, false, true
+	case 104, 106: // NID L64
+		return layout{lead: 10, fixed: true}, false, true
+	case 105, 108: // L32 EUI48
+		return layout{lead: 6, fixed: true}, false, true
+	case 107: // LP
+		return layout{lead: 2, names: 1}, false, true
+	case 109: // EUI64
+		return layout{lead: 8, fixed: true}, false, true
+	case TypeNSEC3, TypeNSEC3PARAM:
+		return layout{lead: 5, rest: true}, false, true
+	case TypeTLSA, 53: // SMIMEA
+		return layout{lead: 3, rest: true}, false, true
+	case 44: // SSHFP
+		return layout{lead: 2, rest: true}, false, true
+	case 256: // URI
 		return layout{lead: 4, rest: true}, false, true
 	}
 	return layout{rest: true}, false, false
@@ -100,7 +118,55 @@ func (x *Expander) AppendRData(dst, msg []byte, rr RR) ([]byte, bool) {
 	if left := rr.End - off; left < int(l.tail) || left > int(l.tail) && !l.rest {
 		return dst, false
 	}
-	return append(dst, msg[off:rr.End]...), true
+	return append(dst, msg[off:rr.End]...), checkRest(rr.Type, msg[rr.Data:rr.End], msg[off:rr.End])
+}
+
+// checkRest reports whether what follows the last name in rdata is built as its type asks for. Of types that are
+// not listed anything will do: the parameters of SVCB, which may grow, are for clients to judge.
+func checkRest(typ uint16, rdata, rest []byte) bool {
+	switch typ {
+	case TypeNSEC:
+		return CheckTypes(rest)
+	case 62: // CSYNC
+		return CheckTypes(rdata[6:])
+	case TypeNSEC3: // hash algorithm, flags, iterations, salt, hash, types
+		hash := 5 + int(rdata[4])
+		return hash < len(rdata) && rdata[hash] > 0 && hash+1+int(rdata[hash]) <= len(rdata) && CheckTypes(rdata[hash+1+int(rdata[hash]):])
+	case TypeNSEC3PARAM:
+		return len(rdata) == 5+int(rdata[4])
+	case TypeTXT, 99: // SPF
+		return len(rdata) > 0 && skipStrings(rdata) >= 0
+	case TypeHINFO:
+		return skipStrings(rdata) == 2
+	case 257: // CAA: flags, the tag, its value
+		return len(rdata) > 2 && rdata[1] > 0 && 2+int(rdata[1]) <= len(rdata)
+	}
+	return true
+}
+
+// skipStrings returns how many character-strings b consists of, or -1 if it does not.
+func skipStrings(b []byte) (n int) {
+	for ; len(b) > 0; n++ {
+		if 1+int(b[0]) > len(b) {
+			return -1
+		}
+		b = b[1+int(b[0]):]
+	}
+	return n
+}
+
+// CheckTypes reports whether b is well formed as type bit maps (RFC 4034 section 4.1.2): windows in ascending order,
+// each of 1 to 32 bytes. None at all is well formed, for NSEC3 records of empty non-terminals.
+func CheckTypes(b []byte) bool {
+	last := -1
+	for len(b) > 0 {
+		if len(b) < 3 || int(b[0]) <= last || b[1] == 0 || b[1] > 32 || len(b) < 2+int(b[1]) {
+			return false
+		}
+		last = int(b[0])
+		b = b[2+int(b[1]):]
+	}
+	return true
 }
 
 // CheckRData reports whether rdata, which is expanded, is well formed for its type.
@@ -122,7 +188,7 @@ func CheckRData(typ uint16, rdata []byte) bool {
 		}
 	}
 	left := len(rdata) - off
-	return left >= int(l.tail) && (l.rest || left == int(l.tail))
+	return left >= int(l.tail) && (l.rest || left == int(l.tail)) && checkRest(typ, rdata, rdata[off:])
 }
 
 // NameIn returns the k-th name (from 0) in expanded RDATA as a view, or nil: the target of a CNAME, the

@@ -182,8 +182,9 @@ func (r *reader) section(m *Message, count int, to *[]RRset, needed bool) error 
 		}
 	}
 	for _, k := range dropped {
-		// A broken signature is as good as none: what it covers will be missed by whoever needs it.
-		if k.typ != dnswire.TypeRRSIG && find(k) < 0 {
+		// A broken signature is as good as none, and so is a broken proof: whoever needs it will miss it.
+		proof := to == &m.Authority && (k.typ == dnswire.TypeNSEC || k.typ == dnswire.TypeNSEC3)
+		if k.typ != dnswire.TypeRRSIG && !proof && find(k) < 0 {
 			return fmt.Errorf("no %s record of %s has well-formed RDATA", dnswire.TypeText(k.typ), k.name)
 		}
 	}

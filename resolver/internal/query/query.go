@@ -266,13 +266,13 @@ type Fault uint8
 
 // The faults.
 const (
-	NoFault  Fault = iota
-	Ignore         // nothing may be sent: not a query, or too short to have a header
-	FormErr        // header-only FORMERR (RFC 1035 section 4.1.1)
-	NotImp         // NOTIMP: an opcode other than QUERY
-	BadVers        // BADVERS (RFC 6891 section 6.1.3)
-	CookieOnly     // no question, but a cookie that wants a server cookie or to be proved good (RFC 7873 section 5.4)
-	NumFault = iota
+	NoFault    Fault = iota
+	Ignore           // nothing may be sent: not a query, or too short to have a header
+	FormErr          // header-only FORMERR (RFC 1035 section 4.1.1)
+	NotImp           // NOTIMP: an opcode other than QUERY
+	BadVers          // BADVERS (RFC 6891 section 6.1.3)
+	CookieOnly       // no question, but a cookie that wants a server cookie or to be proved good (RFC 7873 section 5.4)
+	NumFault   = iota
 )
 
 // Read reads a message in place. After NoFault q holds everything that was asked; after any other fault but

@@ -11,19 +11,8 @@ const typeNXNAME = 128
 // A bitmap is the type bit maps of an NSEC or NSEC3 record (RFC 4034 section 4.1.2).
 type bitmap []byte
 
-// valid reports whether b is well formed: windows in ascending order, each of 1 to 32 bytes. None at all is well
-// formed for NSEC3 records of empty non-terminals.
-func (b bitmap) valid() bool {
-	last := -1
-	for len(b) > 0 {
-		if len(b) < 3 || int(b[0]) <= last || b[1] == 0 || b[1] > 32 || len(b) < 2+int(b[1]) {
-			return false
-		}
-		last = int(b[0])
-		b = b[2+int(b[1]):]
-	}
-	return true
-}
+// valid reports whether b is well formed.
+func (b bitmap) valid() bool { return dnswire.CheckTypes(b) }
 
 // has reports whether a valid b lists typ.
 func (b bitmap) has(typ uint16) bool {
