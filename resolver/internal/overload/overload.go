@@ -60,8 +60,10 @@ func New(o Options) *Gate {
 // Early judges a query before its client is known.
 func (g *Gate) Early(q *query.Query) query.RefuseReason {
 	src := q.Source.Addr().Unmap()
-	if q.Source.Port() == 0 {
-		return query.RefuseRate // nobody can receive there: a forged source (hardening D); dropped
+	if q.Source.Port() == 0 && q.Transport == query.UDP {
+		// Nobody can receive there: a forged source (hardening D); dropped. A response over a connection goes
+		// back over it, and a proxy in front may not know the client's port.
+		return query.RefuseRate
 	}
 	q.Client.Unlimited = within(g.o.Unlimited, src)
 	if !q.Transport.Encrypted() && !q.Client.Unlimited && !within(g.o.Allow, src) {

@@ -56,6 +56,12 @@ func TestAccess(t *testing.T) {
 	if q := from(query.UDP, "127.0.0.1"); g.Early(&query.Query{Source: netip.AddrPortFrom(q.Source.Addr(), 0)}) != query.RefuseRate {
 		t.Error("source port 0 was admitted")
 	}
+	for _, tr := range []query.Transport{query.TCP, query.DoT, query.DoH} {
+		q := from(tr, "127.0.0.1")
+		if got := g.Early(&query.Query{Transport: tr, Source: netip.AddrPortFrom(q.Source.Addr(), 0)}); got != query.NotRefused {
+			t.Errorf("%v from behind a proxy that names no port: %v", tr, got)
+		}
+	}
 }
 
 func TestDevicesOwnNetworks(t *testing.T) {
