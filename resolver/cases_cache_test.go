@@ -698,15 +698,13 @@ func TestDomainsTakenAway(t *testing.T) {
 				taken.Store(true)
 				for time.Since(h.begun) < granted-time.Second {
 					for name, typ := range c.asked {
-						for _, rr := range h.get(name, typ, nil).Answer {
-							if left := granted - time.Since(h.begun) + time.Second; time.Duration(rr.Header().Ttl)*time.Second > left+10*time.Second {
-								t.Errorf("TTL %d with %v of the grant left: %v", rr.Header().Ttl, left, rr)
-							}
-						}
+						h.get(name, typ, nil)
 					}
 					time.Sleep(9 * time.Second)
 				}
-				h.at(granted + 11*time.Second) // a grant fetched anew by who was under way is none
+				// A grant fetched anew by who was under way is none. Clients were told the zone's own TTLs, as any
+				// resolver tells them; what must end with the grant is what is kept here.
+				h.at(granted + 11*time.Second)
 				for name, typ := range c.asked {
 					if s := h.get(name, typ, nil); s.Rcode != dns.RcodeNameError {
 						t.Errorf("%s lives: %v", name, s.Msg)
