@@ -121,7 +121,7 @@ func (p *process) explain(ctx context.Context, c client, name string) string {
 		if step.Verdict == "none" || step.Step == "redirect" { // that is what comes of the step before
 			continue
 		}
-		if why = step.Step; step.List != "" {
+		if why = step.Step; step.List != "" && step.List != step.Step+"s" {
 			why += " " + step.List
 		}
 		switch {
