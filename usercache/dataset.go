@@ -456,6 +456,7 @@ func (d *Dataset) release(through uint64, now time.Time) int {
 		}
 	}
 	d.guard.accept(through, d.totals, now)
+	clear(d.listPeaks)
 	d.disk.group(d)
 	return n
 }

@@ -457,6 +457,25 @@ func TestShrinkGuard(t *testing.T) {
 	wantWho(t, c, "d098", "unknown")
 }
 
+// A list that lost its rules and was accepted is judged by what it has now.
+func TestAcceptedListIsTheNewMeasure(t *testing.T) {
+	d := begin(t, open(t, Options{}).Dataset(CatalogueKind))
+	list := func(rules uint32) Change {
+		l := listRecord(1)
+		l.Rules = rules
+		return put("list/a", l)
+	}
+	delta(t, d, list(1000))
+	delta(t, d, list(1000))
+	if res := delta(t, d, list(50)); res.Held != 1 {
+		t.Fatalf("%+v", res)
+	}
+	delta(t, d, put(guardKey, &userv1.ShrinkAccepted{ThroughRevision: d.Status().Revision}))
+	if res := delta(t, d, list(49)); res.Held != 0 || d.Status().Held != 0 {
+		t.Errorf("after it was accepted: %+v, %d held", res, d.Status().Held)
+	}
+}
+
 // One accept at the service frees the fleet: it comes as a record.
 func TestShrinkAcceptedByTheService(t *testing.T) {
 	c := open(t, Options{})

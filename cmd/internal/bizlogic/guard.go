@@ -129,7 +129,7 @@ func addTotals(t *userv1.Totals, kind, key string, bytes []byte, sign int) {
 	}
 }
 
-// byImport marks an acceptance that came with one import and opens nothing else.
+// byImport marks an acceptance that came with one import, or the accepted text of a list, and opens nothing else.
 const byImport = "import"
 
 // An acceptance is the newest accepted shrink of a dataset, if there was any.

@@ -214,6 +214,12 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 			src.Error = status.Convert(held).Message()
 			return v.auxPut(bucketSources, c.id, src)
 		}
+		if ok && !same && c.accept && uint32(report.Rules) < peak {
+			// Resolvers have a guard of their own, which is to hear of it too.
+			if err := v.acceptShrunkList(); err != nil {
+				return err
+			}
+		}
 		list := proto.CloneOf(old)
 		if !ok {
 			if list.Number, err = v.freeNumber(listKind); err != nil {
@@ -246,6 +252,20 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	out.revision = cmp.Or(revision, out.revision)
 	out.list.Revision = out.revision
 	return out, nil
+}
+
+// acceptShrunkList tells the guards of resolvers that what this revision takes away is wanted.
+func (v *view) acceptShrunkList() error {
+	m, err := v.b.metaNow(Catalogue)
+	if err != nil {
+		return err
+	}
+	acc := acceptedShrink(v.b.tx, Catalogue).ShrinkAccepted
+	if acc == nil {
+		acc = &userv1.ShrinkAccepted{By: byImport, Accepted: v.now.Unix()}
+	}
+	acc.ThroughRevision, acc.Totals = v.b.id.Revision+1, m.Totals
+	return v.put(Catalogue, keyAccepted, acc)
 }
 
 // peak is the most rules a list had within the guard's window, and when it last had them. One number is kept: when

@@ -119,6 +119,18 @@ func TestListsFromText(t *testing.T) {
 	if l, err := r.lists.AcceptList(ctx, &adminv1.AcceptListRequest{Id: "big"}); err != nil || l.List.Rules != 100 || l.List.HeldRules != 0 || l.List.Error != "" {
 		t.Errorf("accepted: %v, %v", l, err)
 	}
+	var through uint64 // resolvers, whose guards see the same loss, hear that it is wanted
+	if err := r.svc.db.View(func(tx *bolt.Tx) error {
+		if a := acceptedShrink(tx, Catalogue); a.ShrinkAccepted != nil {
+			through = a.ThroughRevision
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := r.lists.GetList(ctx, &adminv1.GetListRequest{Id: "big"}); err != nil || through != l.List.Revision {
+		t.Errorf("losses are accepted through revision %d; the list is %v, %v", through, l, err)
+	}
 	_, err = r.lists.AcceptList(ctx, &adminv1.AcceptListRequest{Id: "big"})
 	wantError(t, err, codes.FailedPrecondition, "")
 
