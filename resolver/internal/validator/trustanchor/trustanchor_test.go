@@ -624,6 +624,38 @@ func TestSignalNames(t *testing.T) {
 }
 
 // TestRun: a roll as it happens to a process, with an outage at its beginning, and a restart in the middle.
+// TestStateKeptLater: what could not be written when it was learned, because the disk was full, is written at the
+// next look that finds the keys in order.
+func TestStateKeptLater(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "AB")
+		var log lockedLog
+		s, err := New(Options{
+			Text: l.anchor("A", false), File: "file", State: filepath.Join(dir, "state"), Skew: time.Hour,
+			Fetch:  func(context.Context, dnsname.Name) (query.RRset, error) { return l.set("AB", "A", time.Now()), nil },
+			Logger: slog.New(slog.NewTextHandler(&log, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := s.points[0]
+		for range 3 {
+			s.look(t.Context(), p)
+		}
+		if n := strings.Count(log.String(), "is not kept"); n == 0 {
+			t.Fatalf("it was kept nowhere: %s", log.String())
+		}
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s.look(t.Context(), p)
+		if _, err := os.Stat(s.o.State); err != nil {
+			t.Errorf("with room again: %v", err)
+		}
+	})
+}
+
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
