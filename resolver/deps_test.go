@@ -44,7 +44,7 @@ var allowed = map[string][]string{
 	"/usercache/internal/store":    {"/usercache/internal/offheap"},
 
 	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "ecs", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
-		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "metrics", "overload", "pipeline", "policy", "query",
+		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "localroot", "metrics", "overload", "pipeline", "policy", "query",
 		"query/settled", "rebinding", "render", "rpz", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
 	"/resolver/siminternet": {"/resolver/clock", "simnet"},
@@ -81,6 +81,7 @@ var allowed = map[string][]string{
 
 	"validator": {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled", "rrcache", "validator/denial", "validator/rrsig"},
 	"render":    {"/resolver/clock", "dns64", "dnsname", "dnswire", "query", "rebinding"},
+	"localroot": {"/resolver/clock", "dnsname", "dnswire", "query"},
 	"cookie":    {"query"},
 	"dns64":     {"dnsname", "dnswire", "query"},
 	"ecs":       {"dnsname", "dnswire", "query", "/usercache"},

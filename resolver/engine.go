@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
+	"github.com/sluice-dns/sluice/resolver/internal/localroot"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
@@ -30,9 +31,11 @@ type RecursionOptions struct {
 	// RootHints is the text of a root hints file (zone-file syntax); "" means the built-in ones. HintsFile
 	// names it in errors.
 	RootHints, HintsFile string
-	Prime                bool
-	PrimeOnce            bool // not again when the root's servers have expired
-	NoIPv4, NoIPv6       bool
+	// LocalRoot is asked in the place of the root's servers (RFC 8806); nil means that they are asked.
+	LocalRoot      *LocalRoot
+	Prime          bool
+	PrimeOnce      bool // not again when the root's servers have expired
+	NoIPv4, NoIPv6 bool
 	// UpstreamPort is where authoritative servers listen; 0 means 53.
 	UpstreamPort uint16
 	// DoNotQuery lists networks that are never asked, besides those of BuiltInDoNotQuery.
@@ -101,6 +104,7 @@ type engine struct {
 	answers  *answercache.Cache
 	servers  *selection.Selector
 	exchange *exchange.Exchange
+	root     *localroot.Copy
 	iterator *iterator.Iterator
 	zones    *zones
 	validate *validator.Validator
@@ -179,12 +183,15 @@ func newEngine(o *Options) (*engine, error) {
 	if e.subnets != nil {
 		told = e.subnets.Told
 	}
+	e.root = localroot.New(o.Logger)
+	e.root.Set(o.Recursion.LocalRoot)
 	e.iterator = iterator.New(iterator.Options{
 		RRsets: e.rrsets, Servers: e.servers, Exchange: e.exchange,
 		Hints: hints, Prime: o.Recursion.Prime, PrimeOnce: o.Recursion.PrimeOnce,
 		NoIPv4: o.Recursion.NoIPv4, NoIPv6: o.Recursion.NoIPv6, Port: o.Recursion.UpstreamPort,
 		DoNotQuery: never, Minimise: o.Recursion.Minimise, NoCase0x20: o.Recursion.NoCase0x20,
 		LooseGlue: o.Recursion.LooseGlue, UDPSize: o.Recursion.UDPSize, Denied: denied, Told: told,
+		LocalRoot: e.root,
 	})
 	e.zones = newZones(e, transport, o.Recursion.UpstreamTLS)
 	if err := e.zones.set(o.Recursion.Zones); err != nil {

@@ -135,6 +135,7 @@ func (r *Resolver) sources(o *OperateOptions) metrics.Sources {
 			return metrics.Upstream{
 				UDP: c.UDP.Load(), TCP: c.TCP.Load(), Joined: c.Joined.Load(), Timeouts: c.Timeouts.Load(), Unreachable: c.Unreachable.Load(),
 				Truncated: c.Truncated.Load(), Mismatched: c.Mismatched.Load(), CaseLost: c.CaseLost.Load(), BadCookies: c.Cookies.Load(), Busy: c.Busy.Load(),
+				LocalRoot: r.engine.root.Answered(),
 			}
 		},
 		Caches: func() []metrics.Cache {

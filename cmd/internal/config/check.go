@@ -36,6 +36,7 @@ func (c *Sluice) checkFiles(d *decoder) {
 		d.keyPair(fmt.Sprintf("tls.certificates[%d]", i), "cert", "key", pair.Cert, pair.Key)
 	}
 	d.zoneFile("recursion.root_hints_file", c.Recursion.RootHintsFile, checkHints)
+	d.readable("recursion.local_root", c.Recursion.LocalRoot)
 	d.zoneFile("dnssec.trust_anchor_file", c.DNSSEC.TrustAnchorFile, checkAnchors)
 	for i, z := range c.PolicyZones {
 		d.readable(fmt.Sprintf("policy_zones[%d].file", i), z.File)

@@ -161,6 +161,7 @@ const (
 // Recursion steers iterative resolution.
 type Recursion struct {
 	RootHintsFile     string            `yaml:"root_hints_file" as:"path"` // "": built in
+	LocalRoot         string            `yaml:"local_root" as:"path"`      // "": the root servers are asked
 	PrimeRoot         bool              `yaml:"prime_root"`
 	RefreshRoot       bool              `yaml:"refresh_root"`
 	IPv4              bool              `yaml:"ipv4"`

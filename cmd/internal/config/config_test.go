@@ -261,6 +261,7 @@ func TestFaults(t *testing.T) {
 			"1:49: local_data[0].records[1]: |", "1:56: local_data[0].records[2]: |", "1:61: local_data[0].records[3]: |", "1:79: local_data[0].records[4]: |",
 			"1:93: local_data[0].records[5]: |class IN", "1:105: local_data[0].records[6]: |more than one"}},
 		// files
+		{"recursion: {local_root: missing.zone}", []string{"1:25: recursion.local_root: |cannot be read"}},
 		{"recursion: {root_hints_file: sluice.yaml}", []string{"1:30: recursion.root_hints_file: |cannot be used"}},
 		{"dnssec: {trust_anchor_file: /}", []string{"1:29: dnssec.trust_anchor_file: |not a regular file"}},
 		{"testing: {clock_file: nowhere}", []string{"1:23: testing.clock_file: |cannot be read"}},

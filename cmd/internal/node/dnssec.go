@@ -55,6 +55,9 @@ func Unusable(c *config.Sluice) (faults []config.Fault) {
 			faults = append(faults, c.Fault("recursion.root_hints_file", err.Error(), `NS records of "." and addresses of their targets, or "" for what is built in`))
 		}
 	}
+	if _, err := localRoot(c); err != nil {
+		faults = append(faults, c.Fault("recursion.local_root", err.Error(), `a copy of the root zone as IANA publishes it, or ""`))
+	}
 	if records, keys, err := localRecords(c); err != nil {
 		faults = append(faults, c.Fault(keys[len(records)], err.Error(), "TYPE RDATA as in a zone file, such as A 192.0.2.7"))
 	} else if zones, err := zonesOf(c); err == nil { // with another error there is a fault already

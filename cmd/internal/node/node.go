@@ -315,6 +315,9 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			n.log.Warn("the hints file holds no records; the built-in servers of the root are used", "file", f)
 		}
 	}
+	if o.Recursion.LocalRoot, err = localRoot(c); err != nil {
+		return nil, fmt.Errorf("recursion.local_root: %w", err)
+	}
 	for _, d := range c.Rebinding.PrivateDomains {
 		name, err := resolver.ParseName(d)
 		if err != nil {
@@ -412,9 +415,9 @@ func (n *Node) followSync(ctx context.Context) {
 	}
 }
 
-// Reload reads certificates again and takes stub, forward and policy zones from c, the latter with what is in their
-// files now; whatever else c changes needs a restart. A certificate or zone that cannot be used leaves what was before
-// in place, of zones all of their kind. With a nil c zones stay.
+// Reload reads certificates again and takes stub, forward and policy zones and the copy of the root zone from c, the
+// latter two with what is in their files now; whatever else c changes needs a restart. A certificate or zone that cannot
+// be used leaves what was before in place, of zones all of their kind. With a nil c zones stay.
 func (n *Node) Reload(c *config.Sluice) {
 	if c != nil {
 		policies, err := policyZones(c)
@@ -425,6 +428,14 @@ func (n *Node) Reload(c *config.Sluice) {
 			n.log.Error("reloading policy zones; the ones before stay", "err", err)
 		} else {
 			n.log.Info("reloaded policy zones", "zones", len(policies))
+		}
+		if root, err := localRoot(c); err != nil {
+			n.log.Error("reloading the local copy of the root zone; the one before stays", "err", err)
+		} else {
+			n.resolver.SetLocalRoot(root)
+			if root != nil {
+				n.log.Info("reloaded the local copy of the root zone", "serial", root.Serial(), "records", root.Records(), "expires", root.Expires())
+			}
 		}
 		zones, err := zonesOf(c)
 		if err == nil {

@@ -16,6 +16,7 @@ func TestUnusable(t *testing.T) {
 	for name, text := range map[string]string{
 		"nobody": "$TTL 60\n. NS a.\na. A 0.0.0.0\n",
 		"class":  "$TTL 60\n. CH NS a.\na. IN A 192.0.2.1\n. IN NS a.\n",
+		"root":   ". 60 SOA a. b. 1 2 3 4 5\n. 60 NS a.\na. 60 NS a.\na. 60 A 192.0.2.1\n",
 		"good":   "$TTL 60\n. NS a.\na. A 192.0.2.1\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -26,6 +27,8 @@ func TestUnusable(t *testing.T) {
 		"recursion: { root_hints_file: good }":                                                                                "",
 		"recursion: { root_hints_file: nobody }":                                                                              "1:31: recursion.root_hints_file: ",
 		"recursion: { root_hints_file: class }":                                                                               "1:31: recursion.root_hints_file: ",
+		"recursion: { local_root: root }":                                                                                     "",
+		"recursion: { local_root: good }":                                                                                     "1:26: recursion.local_root: ",
 		`local_data: [{ name: a., records: ["A 192.0.2.1", "A 192.0.2.2"] }]`:                                                 "",
 		`local_data: [{ name: a., records: ["A 192.0.2.1", "CNAME b."] }]`:                                                    "1:51: local_data[0].records[1]: local data of a.: a CNAME record beside others",
 		"local_data:\n- { name: a., records: [CNAME c.] }\n- { name: a., records: [CNAME b.] }":                               "3:25: local_data[1].records[0]: local data of a.: a second CNAME record",

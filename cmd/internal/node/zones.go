@@ -33,6 +33,14 @@ func zonesOf(c *config.Sluice) (zones []resolver.Zone, err error) {
 	return zones, nil
 }
 
+// localRoot reads the copy of the root zone, if there is to be one.
+func localRoot(c *config.Sluice) (*resolver.LocalRoot, error) {
+	if c.Recursion.LocalRoot == "" {
+		return nil, nil
+	}
+	return resolver.OpenLocalRoot(c.Recursion.LocalRoot)
+}
+
 var (
 	strategies = map[config.Strategy]resolver.ForwardStrategy{
 		config.Fastest: resolver.ForwardFastest, config.Hedged: resolver.ForwardHedged,

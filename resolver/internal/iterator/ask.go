@@ -44,6 +44,9 @@ func (r *run) ask(z *cut, name dnsname.Name, typ uint16, minimised bool) (respon
 	if z.pool != nil {
 		return r.forward(z, name, typ)
 	}
+	if res, ok := r.askLocal(z, name, typ); ok {
+		return res, nil
+	}
 	if !z.static {
 		if !r.it.loads.enter(z.name, r.now) {
 			text := fmt.Sprintf("%v %s: too many questions are under way at servers of %v", name, dnswire.TypeText(typ), z.name)

@@ -46,6 +46,8 @@ type response struct {
 	weak bool
 	// proven says that the denial comes with NSEC or NSEC3 records of the zone that are signed, by nobody verified.
 	proven bool
+	// local says that it comes from the local copy of the root.
+	local bool
 	// bare marks a NODATA answer that has no SOA record, from a server of authority, which no other contradicts.
 	bare bool
 

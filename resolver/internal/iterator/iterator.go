@@ -101,6 +101,9 @@ type Options struct {
 	// Denied says what follows for a question from proofs seen before (RFC 8198). Nil: nothing.
 	Denied func(view query.View, name dnsname.Name, typ uint16, now clock.Instant) denialcache.Denial
 
+	// LocalRoot is asked in the place of the root's servers. Nil: they are asked.
+	LocalRoot Root
+
 	// Told says whether the servers of a zone are told the subnet of a question (RFC 7871), and whether the names in it
 	// may have data for one subnet alone. Nil: nobody is told.
 	Told func(zone dnsname.Name) bool
@@ -384,7 +387,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 			return response{}, err
 		}
 		if res.kind != kindReferral {
-			r.out.Zone = z.name
+			r.settledBy(z, &res)
 			return res, nil
 		}
 		glue := r.glueFor(z, &res, name, typ)

@@ -107,6 +107,7 @@ type Upstream struct {
 	CaseLost    uint64 // responses that spelled the name in another way
 	BadCookies  uint64
 	Busy        uint64 // not sent: too many were under way with that server
+	LocalRoot   uint64 // not sent: answered from the copy of the root zone
 }
 
 // Validation is what became of answers that were validated, and of signatures.
@@ -206,6 +207,7 @@ var (
 	upstream       = desc("upstream_queries_total", "Messages sent to servers.")
 	upstreamTCP    = desc("upstream_tcp_queries_total", "Messages sent to servers over TCP; part of sluice_upstream_queries_total.")
 	upstreamEnds   = desc("upstream_outcomes_total", "What went another way than one answer to one question.", "outcome")
+	upstreamLocal  = desc("local_root_answers_total", "Questions for servers of the root that the local copy of their zone answered.")
 	upstreamJoined = desc("upstream_joined_total", "Questions for servers that shared another's exchange.")
 
 	validated       = desc("validated_answers_total", "Answers that were validated, by what they were found to be; unfinished: the limits of the question, or keys out of reach.", "status")
@@ -249,7 +251,7 @@ var (
 var descs = []*prometheus.Desc{
 	listHits, listRules, listUpdated,
 	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
-	dropped, upstream, upstreamTCP, upstreamEnds, upstreamJoined,
+	dropped, upstream, upstreamTCP, upstreamEnds, upstreamLocal, upstreamJoined,
 	validated, signatures, verifying, verifyingMost, negativeAnchors, forwarded, forwardAsked, forwardEnds, forwardSRTT, forwardResting,
 	cacheEntries, cacheBytes, cacheBudget, cacheEvictions, users, overlay,
 	syncRevision, syncState, dataRevision, dataOnDisk, dataHead, dataState, dataRecords, dataOverlay, dataBytes, dataMemory, dataLag, dataGuard,
@@ -419,6 +421,7 @@ func (c *collector) upstream(o out) {
 	u := c.s.Upstream()
 	o.counter(upstream, u.UDP+u.TCP)
 	o.counter(upstreamTCP, u.TCP)
+	o.counter(upstreamLocal, u.LocalRoot)
 	o.counter(upstreamJoined, u.Joined)
 	for outcome, n := range map[string]uint64{
 		"timeout": u.Timeouts, "unreachable": u.Unreachable, "truncated": u.Truncated, "mismatched": u.Mismatched,
