@@ -15,7 +15,7 @@ import (
 )
 
 // While clients ask, everything is done that operators, keys and reloads do: purges, dumps and loads, zones that come
-// and go, all judgements forgotten. Answers stay true, each query is answered, and what ends, ends.
+// and go, negative trust anchors too, all judgements forgotten. Answers stay true, each query is answered, and what ends, ends.
 func TestEverythingAtOnce(t *testing.T) {
 	all := siminternet.Expect()
 	assault(t, nil, func(o *resolver.Options) { o.Cache.Aggressive = true }, func(l *lab) {
@@ -36,6 +36,12 @@ func TestEverythingAtOnce(t *testing.T) {
 		zone := names("ed25519.example.", "example.", "ecdsa.com.")
 		operate(130*time.Millisecond, func(i int) { l.r.Purge(zone[i%len(zone)]) })
 		operate(370*time.Millisecond, func(int) { l.r.Distrust() })
+		nobody := names("nobody.example.", "nobody.ecdsa.com.") // whose end comes by itself
+		operate(310*time.Millisecond, func(i int) {
+			if err := l.r.Doubt(nobody[i%2], 200*time.Millisecond); err != nil {
+				t.Errorf("negative trust anchor: %v", err)
+			}
+		})
 		operate(250*time.Millisecond, func(int) {
 			var b bytes.Buffer
 			if err := l.r.Dump(&b); err != nil {

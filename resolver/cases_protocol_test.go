@@ -394,7 +394,11 @@ func TestClientProtocol(t *testing.T) {
 		if m := alone(good); m.Rcode != dns.RcodeSuccess || len(server(m)) != 48 {
 			t.Errorf("a good cookie alone: %v", m)
 		}
-		if m := alone(good[:46] + "00"); m.Rcode != dns.RcodeBadCookie || len(server(m)) != 48 {
+		forged := good[:46] + "00"
+		if forged == good {
+			forged = good[:46] + "01"
+		}
+		if m := alone(forged); m.Rcode != dns.RcodeBadCookie || len(server(m)) != 48 {
 			t.Errorf("a cookie that is not ours alone: %v", m)
 		}
 		if m := alone(""); m.Rcode != dns.RcodeFormatError || m.IsEdns0() != nil {

@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -51,7 +52,7 @@ func TestFullDisk(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var log strings.Builder
+		var log guarded
 		h := &history{newLabIn(t, sim, func(o *resolver.Options) {
 			o.Cache.File, o.Logger = file, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelWarn}))
 		}), time.Now()}
@@ -90,4 +91,22 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("with room again: %s", log.String())
 		}
 	})
+}
+
+// A guarded text is written by one goroutine and read by another.
+type guarded struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (g *guarded) Write(b []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.text.Write(b)
+}
+
+func (g *guarded) String() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.text.String()
 }
