@@ -19,7 +19,16 @@ import (
 type ecsLab struct {
 	*lab
 	mu   sync.Mutex
-	told map[string][]string // networks told, by the zone of the server that was told
+	seen map[string][]string // networks told, by the zone of the server that was told
+}
+
+// told returns the networks told since it was last called.
+func (l *ecsLab) told() map[string][]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	seen := l.seen
+	l.seen = map[string][]string{}
+	return seen
 }
 
 // inGeo runs f. Names of geo.lab. are answered by the network told of: w… with scope 24, all… with scope 0, mute…
@@ -39,14 +48,14 @@ func inGeo(t *testing.T, edit func(*resolver.Options), f func(l *ecsLab)) {
 			edit(o)
 		}
 	}, func(h *history) {
-		l := &ecsLab{lab: h.lab, told: map[string][]string{}}
+		l := &ecsLab{lab: h.lab, seen: map[string][]string{}}
 		for _, zone := range []string{".", "lab.", "geo.lab.", "good.lab."} {
 			for _, a := range l.sim.Servers(zone) {
 				l.hook(a.String(), func(q siminternet.Query) *siminternet.Reply {
 					s := subnetOf(q.Msg)
 					if s != nil {
 						l.mu.Lock()
-						l.told[zone] = append(l.told[zone], fmt.Sprintf("%s/%d", s.Address, s.SourceNetmask))
+						l.seen[zone] = append(l.seen[zone], fmt.Sprintf("%s/%d", s.Address, s.SourceNetmask))
 						l.mu.Unlock()
 					}
 					name, typ := asked(q)
@@ -172,17 +181,18 @@ func TestClientSubnet(t *testing.T) {
 		// A private network means nothing to anybody.
 		l.want("w2.geo.lab.", "192.168.1.0/24", "198.51.100.250", "192.168.1.0/24 0", 1)
 
+		all := l.told()
 		for _, zone := range []string{".", "lab.", "good.lab."} {
-			if got := l.told[zone]; len(got) > 0 {
+			if got := all[zone]; len(got) > 0 {
 				t.Errorf("a server of %s was told of %v", zone, got)
 			}
 		}
-		for _, told := range l.told["geo.lab."] {
+		for _, told := range all["geo.lab."] {
 			if p := netip.MustParsePrefix(told); p.Addr().Is4() && p.Bits() > 24 || p.Bits() > 56 || p.Addr().IsPrivate() || p != p.Masked() {
 				t.Errorf("a server was told of %s", told)
 			}
 		}
-		if len(l.told["geo.lab."]) == 0 {
+		if len(all["geo.lab."]) == 0 {
 			t.Error("nobody was told anything")
 		}
 	})
@@ -194,10 +204,10 @@ func TestClientSubnetDeclined(t *testing.T) {
 	for _, decline := range []string{"0.0.0.0/0", "::/0"} {
 		inGeo(t, nil, func(l *ecsLab) {
 			l.want("w.geo.lab.", "203.0.1.0/24", "198.51.100.1", "203.0.1.0/24 24", 1)
-			l.told = map[string][]string{}
+			l.told()
 			l.want("w.geo.lab.", decline, "198.51.100.250", strings.Replace(decline, "/", "/", 1)+" 0", 1)
-			if len(l.told) > 0 {
-				t.Errorf("told %v", l.told)
+			if told := l.told(); len(told) > 0 {
+				t.Errorf("told %v", told)
 			}
 		})
 	}
@@ -216,8 +226,8 @@ func TestClientSubnetOfStrangers(t *testing.T) {
 				scope = ""
 			}
 			l.want("w.geo.lab.", "203.0.1.0/24", "198.51.100.250", scope, 1)
-			if len(l.told) > 0 {
-				t.Errorf("%s: told %v", name, l.told)
+			if told := l.told(); len(told) > 0 {
+				t.Errorf("%s: told %v", name, told)
 			}
 		})
 	}
@@ -229,11 +239,11 @@ func TestClientSubnetRefresh(t *testing.T) {
 		for range 4 {
 			l.get("w.geo.lab.", "203.0.1.0/24")
 		}
-		l.told = map[string][]string{}
+		l.told()
 		time.Sleep(290 * time.Second)
 		l.get("w.geo.lab.", "203.0.1.0/24")
 		time.Sleep(time.Second)
-		if got := l.told["geo.lab."]; len(got) != 1 || got[0] != "203.0.1.0/24" {
+		if got := l.told()["geo.lab."]; len(got) != 1 || got[0] != "203.0.1.0/24" {
 			t.Errorf("told %v", got)
 		}
 		l.want("w.geo.lab.", "203.0.1.0/24", "198.51.100.1", "203.0.1.0/24 24", 0)

@@ -73,7 +73,7 @@ func loadPolicyZones(zones []PolicyZone, log *slog.Logger) (_ *rpz.Rules, err er
 	return rules, nil
 }
 
-// policyZoneTime is how long a policy zone may take to be read (hardening A: hostile zone imports).
+// policyZoneTime is how long a policy zone may take to be read; a hostile source could keep it reading for ever.
 const policyZoneTime = 10 * time.Minute
 
 // timed reads for policyZoneTime and then fails.

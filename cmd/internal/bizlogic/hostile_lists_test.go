@@ -340,18 +340,21 @@ func TestListTitleAndRemarks(t *testing.T) {
 		t.Fatalf("%v, %v", got, err)
 	}
 	before := r.svc.Head(Catalogue)
-	for text, changed := range map[string]bool{
-		"\xef\xbb\xbf! Title: Other\r\n\r\n! of today\r\n   \r\n  ||a.example^\r\n# end": false,
-		"||a.example^": false,
-		"||b.example^": true,
+	for _, c := range []struct {
+		text    string
+		changed bool
+	}{
+		{"\xef\xbb\xbf! Title: Other\r\n\r\n! of today\r\n   \r\n  ||a.example^\r\n# end", false},
+		{"||a.example^", false},
+		{"||b.example^", true},
 	} {
-		s.set(func() { s.text = text })
+		s.set(func() { s.text = c.text })
 		again, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"})
-		if err != nil || again.Changed != changed && text != "||b.example^" {
-			t.Errorf("%q: %v, %v", text, again, err)
+		if err != nil || again.Changed != c.changed {
+			t.Errorf("%q: %v, %v", c.text, again, err)
 		}
-		if !changed && r.svc.Head(Catalogue) != before && again.List.Sha256 == got.List.Sha256 {
-			t.Errorf("%q: a commit for nothing", text)
+		if !c.changed && r.svc.Head(Catalogue) != before {
+			t.Errorf("%q: a commit for nothing", c.text)
 		}
 	}
 }

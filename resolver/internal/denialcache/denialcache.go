@@ -44,8 +44,7 @@ type Options struct {
 type Cache struct {
 	o Options // constant after New
 
-	// hashing has a place for each Find at a time that computes iterated hashes; who finds none does without
-	// (hardening B).
+	// hashing has a place for each Find at a time that computes iterated hashes; who finds none does without.
 	hashing chan struct{}
 	found   atomic.Uint64
 

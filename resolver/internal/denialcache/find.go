@@ -11,7 +11,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/validator/denial"
 )
 
-// maxHashes is how many NSEC3 hashes one Find may compute (hardening B).
+// maxHashes is how many NSEC3 hashes one Find may compute.
 const maxHashes = 16
 
 // A Kind says what Find found.

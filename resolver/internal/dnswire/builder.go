@@ -8,7 +8,7 @@ type Builder struct {
 	count int
 }
 
-// maxCompress bounds the compression table (hardening D): beyond it names are written in full.
+// maxCompress bounds the compression table, which is searched for every name: beyond it names are written in full.
 const maxCompress = 128
 
 // Reset starts a message in out[:0]; it may grow to cap(out). The header is written by the caller at the end,

@@ -3,7 +3,7 @@
 // Readers take the whole message and an offset and return the offset behind what they read, or a negative
 // one if the bytes are not what they should be; they never panic and never read outside the message. Work is
 // bounded: compression pointers go strictly backwards and at most MaxHops of them are followed for one name,
-// and an Expander limits what all names of one message may cost together (RFC 9267, hardening D).
+// and an Expander limits what all names of one message may cost together (RFC 9267).
 //
 // Builder writes messages into a buffer of the caller and compresses names. Nothing here allocates, except
 // where a function says so. Presentation form is left to github.com/miekg/dns, behind Text.

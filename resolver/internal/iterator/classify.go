@@ -67,7 +67,7 @@ type response struct {
 	glue  []query.RRset // of the priming answer too
 }
 
-// maxAliases is how many aliases one question may follow, in one response and in all (hardening A).
+// maxAliases is how many aliases one question may follow, in one response and in all.
 const maxAliases = 11
 
 // classify reads a response to (name, typ), sent by a server of zone, or by a forwarder for all at or below

@@ -173,7 +173,7 @@ func New(o Options) *Iterator {
 	return it
 }
 
-// Limits of one resolution (hardening A). The tree's budgets come on top.
+// Limits of one resolution. The tree's budgets come on top.
 const (
 	maxReferrals = 30 // followed on the way to one name
 	maxDepth     = 6  // of looking for addresses of name servers of name servers …

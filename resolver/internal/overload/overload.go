@@ -61,7 +61,7 @@ func New(o Options) *Gate {
 func (g *Gate) Early(q *query.Query) query.RefuseReason {
 	src := q.Source.Addr().Unmap()
 	if q.Source.Port() == 0 && q.Transport == query.UDP {
-		// Nobody can receive there: a forged source (hardening D); dropped. A response over a connection goes
+		// Nobody can receive there: a forged source; dropped. A response over a connection goes
 		// back over it, and a proxy in front may not know the client's port.
 		return query.RefuseRate
 	}

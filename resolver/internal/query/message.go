@@ -35,7 +35,7 @@ type Message struct {
 // NoEDE is the value that stands for "no extended DNS error".
 const NoEDE uint16 = 0xffff
 
-// Limits on what a response may hold (hardening B and C). What is beyond makes the message malformed.
+// Limits on what a response may hold. What is beyond makes the message malformed.
 const (
 	MaxRRsPerSet   = 256
 	maxRRs         = 4096

@@ -13,7 +13,7 @@ import (
 
 // A Tree is what one client's question may cost, all the work it causes included: upstream queries, failed
 // and successful signature checks, time. It is an explicit argument of everything that spends, is shared by
-// all goroutines that work for the question, and is never reset (hardening A).
+// all goroutines that work for the question, and is never reset.
 type Tree struct {
 	// Deadline ends the work.
 	Deadline clock.Instant
@@ -79,7 +79,7 @@ func (t *Tree) Validation() error { return spend(&t.passed, "validations") }
 func (t *Tree) Hash() error { return spend(&t.hashes, "NSEC3 hashes") }
 
 // MissingName charges one name server whose name turned out to have no address: delegations that consist of
-// such are how a stranger's zone would have us pester another (hardening A: NXNSAttack).
+// such are how a stranger's zone would have us pester another (NXNSAttack, CVE-2020-12662).
 func (t *Tree) MissingName() error { return spend(&t.missing, "name servers without an address") }
 
 // Left returns how many upstream queries may still be sent.

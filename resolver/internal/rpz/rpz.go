@@ -56,7 +56,7 @@ type Source struct {
 	Target dnsname.Name
 }
 
-// MaxBytes is how long the text of one zone may be (hardening A: hostile zone imports).
+// MaxBytes is how long the text of one zone may be; a hostile one could fill the memory (CVE-2026-33259).
 const MaxBytes = 512 << 20
 
 // A Report says what became of a Source.

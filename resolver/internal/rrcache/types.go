@@ -9,7 +9,7 @@ import (
 )
 
 // maxRare bounds how many types of a name are kept that are not common ones, data and denials alike; the common
-// ones are fewer than 50, so that a name has at most 100 (hardening C; CVE-2024-1737 and its like). Whoever asks
+// ones are fewer than 50, so that a name has at most 100 (CVE-2024-1737 and its like). Whoever asks
 // for more types of a name fills the cache with what nobody else asks for.
 const maxRare = 50
 

@@ -41,7 +41,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/validator/denial"
 )
 
-// Limits of the work one answer can cause (hardening B); the budgets of the tree come on top.
+// Limits of the work one answer can cause (KeyTrap, CVE-2023-50387); the budgets of the tree come on top.
 const (
 	maxRetries    = 2 // of a bogus answer, or bogus DS or DNSKEY records, at other servers
 	maxSignatures = 4 // tried of an RRset

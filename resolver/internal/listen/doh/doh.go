@@ -35,7 +35,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/listen"
 )
 
-// Limits of a connection (hardening D).
+// Limits of a connection, against rapid resets, floods of settings and endless headers (CVE-2023-44487 and its like).
 const (
 	maxStreams  = 100
 	maxRequests = 1024

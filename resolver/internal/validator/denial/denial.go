@@ -23,7 +23,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/validator/rrsig"
 )
 
-// Limits of one proof (hardening B).
+// Limits of one proof (CVE-2023-50868).
 const (
 	// MaxNSEC3 is how many NSEC3 records are looked at; those behind are passed over. A proof needs three, and an
 	// answer whose aliases stay in one zone a few more.

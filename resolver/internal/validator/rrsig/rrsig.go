@@ -56,7 +56,7 @@ var (
 	ErrSize = errors.New("the set is too big to be verified")
 )
 
-// Limits of the work one signature can ask for (hardening B).
+// Limits of the work one signature can ask for.
 const (
 	MaxRecords = 256       // records of a set
 	MaxInput   = 64 * 1024 // bytes that are hashed
