@@ -125,18 +125,11 @@ func (n *negativeAnchors) expire(now clock.Instant) (ended []Name) {
 
 // run ends them in time, until ctx ends.
 func (n *negativeAnchors) run(ctx context.Context, log *slog.Logger) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	everySecond(ctx, func() {
 		for _, name := range n.expire(clock.Elapsed()) {
 			log.Info("the time of a negative trust anchor is over", "name", name.String())
 		}
-	}
+	})
 }
 
 // rejudge makes what is at and below a name be fetched and judged anew, and settled answers be made anew.

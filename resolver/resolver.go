@@ -475,6 +475,16 @@ func (v *liveLimits) apply() {
 
 // run ends changes whose time is over.
 func (v *liveLimits) run(ctx context.Context, log *slog.Logger) {
+	everySecond(ctx, func() {
+		for _, e := range v.limits.Expire(limits.Now{Elapsed: clock.Elapsed(), Wall: clock.Wall()}) {
+			log.Info("the time of a changed limit is over", "limit", e.Name, "was", e.Old, "is", e.New)
+			v.apply()
+		}
+	})
+}
+
+// everySecond calls f until ctx ends.
+func everySecond(ctx context.Context, f func()) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
@@ -482,10 +492,7 @@ func (v *liveLimits) run(ctx context.Context, log *slog.Logger) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-		}
-		for _, e := range v.limits.Expire(limits.Now{Elapsed: clock.Elapsed(), Wall: clock.Wall()}) {
-			log.Info("the time of a changed limit is over", "limit", e.Name, "was", e.Old, "is", e.New)
-			v.apply()
+			f()
 		}
 	}
 }
