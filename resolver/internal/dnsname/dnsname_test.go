@@ -132,6 +132,42 @@ func TestSuffixHashes(t *testing.T) {
 	}
 }
 
+// Labels of every length, in names of every length, so that last words lie before, at and over the name's end;
+// the expected words are put together byte by byte.
+func TestHashesOfEveryLength(t *testing.T) {
+	k := Key{1, 2}
+	for first := 1; first <= 63; first++ {
+		for second := range 20 {
+			name := append([]byte{byte(first)}, "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk"[:first]...)
+			if second > 0 {
+				name = append(append(name, byte(second)), "0123456789-0123456789"[:second]...)
+			}
+			name = append(name, 0)
+			want := k.Start()
+			var sums []uint64
+			for _, from := range []int{first + 1, 0} {
+				label := name[from : from+1+int(name[from])]
+				if label[0] == 0 {
+					continue
+				}
+				for i := 0; i < len(label); i += 8 {
+					var w uint64
+					for j := i; j < min(i+8, len(label)); j++ {
+						w |= uint64(label[j]) << (8 * (j - i))
+					}
+					want = want.Word(w)
+				}
+				sums = append(sums, want.Sum())
+			}
+			var got [MaxLabels + 1]uint64
+			n := SuffixHashes(&k, name, &got)
+			if !slices.Equal(got[:n], sums) || k.Hash(name) != sums[n-1] {
+				t.Fatalf("%q: %x, want %x", name, got[:n], sums)
+			}
+		}
+	}
+}
+
 // The reference vectors of SipHash-1-3 use a final length byte, which the label form replaces; what can be
 // checked against the definition is one word with its finalisation, computed here by an independent
 // straight-line copy.

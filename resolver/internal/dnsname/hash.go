@@ -29,24 +29,20 @@ func (k Key) Start() HashState {
 	}
 }
 
-func (s HashState) round() HashState {
-	s.v0 += s.v1
-	s.v1 = bits.RotateLeft64(s.v1, 13) ^ s.v0
-	s.v0 = bits.RotateLeft64(s.v0, 32)
-	s.v2 += s.v3
-	s.v3 = bits.RotateLeft64(s.v3, 16) ^ s.v2
-	s.v0 += s.v3
-	s.v3 = bits.RotateLeft64(s.v3, 21) ^ s.v0
-	s.v2 += s.v1
-	s.v1 = bits.RotateLeft64(s.v1, 17) ^ s.v2
-	s.v2 = bits.RotateLeft64(s.v2, 32)
-	return s
+// round is SipRound. It takes the words one by one because only so the compiler puts it into its callers.
+func round(v0, v1, v2, v3 uint64) (uint64, uint64, uint64, uint64) {
+	v0 += v1
+	v2 += v3
+	v1 = bits.RotateLeft64(v1, 13) ^ v0
+	v3 = bits.RotateLeft64(v3, 16) ^ v2
+	v0 = bits.RotateLeft64(v0, 32) + v3
+	v2 += v1
+	return v0, bits.RotateLeft64(v1, 17) ^ v2, bits.RotateLeft64(v2, 32), bits.RotateLeft64(v3, 21) ^ v0
 }
 
 // Word feeds eight bytes.
 func (s HashState) Word(w uint64) HashState {
-	s.v3 ^= w
-	s = s.round()
+	s.v0, s.v1, s.v2, s.v3 = round(s.v0, s.v1, s.v2, s.v3^w)
 	s.v0 ^= w
 	return s
 }
@@ -54,24 +50,38 @@ func (s HashState) Word(w uint64) HashState {
 // Label feeds one label, its length byte first, padded with zeros to a multiple of eight bytes: the length
 // makes the padding unambiguous, and every suffix ends on a word, so a prefix's state can be finished too.
 func (s HashState) Label(l []byte) HashState {
-	for ; len(l) >= 8; l = l[8:] {
-		s = s.Word(le64(l))
+	at := 0
+	for ; len(l)-at >= 8; at += 8 {
+		s = s.Word(le64(l[at:]))
 	}
-	if len(l) > 0 {
-		var w uint64
-		for i, c := range l {
-			w |= uint64(c) << (8 * i)
-		}
-		s = s.Word(w)
+	if at < len(l) {
+		s = s.Word(lastWord(l, at, len(l)))
 	}
 	return s
 }
 
+// lastWord returns b[from:to], less than eight bytes, padded with zeros. Without need it does not go byte by
+// byte, whose number the processor cannot guess.
+func lastWord(b []byte, from, to int) (w uint64) {
+	mask := uint64(1)<<(8*(to-from)&63) - 1
+	if from+8 <= len(b) {
+		return le64(b[from:]) & mask
+	}
+	if over := from + 8 - len(b); len(b) >= 8 {
+		return le64(b[len(b)-8:]) >> (8 * over & 63) & mask
+	}
+	for i, c := range b[from:to] {
+		w |= uint64(c) << (8 * i)
+	}
+	return w
+}
+
 // Sum finishes a copy of the state.
 func (s HashState) Sum() uint64 {
-	s.v2 ^= 0xff
-	s = s.round().round().round()
-	return s.v0 ^ s.v1 ^ s.v2 ^ s.v3
+	v0, v1, v2, v3 := round(s.v0, s.v1, s.v2^0xff, s.v3)
+	v0, v1, v2, v3 = round(v0, v1, v2, v3)
+	v0, v1, v2, v3 = round(v0, v1, v2, v3)
+	return v0 ^ v1 ^ v2 ^ v3
 }
 
 // SuffixHashes hashes every suffix of name, which is in canonical wire form: out[i] is the hash of the
@@ -85,10 +95,21 @@ func SuffixHashes(k *Key, name []byte, out *[MaxLabels + 1]uint64) int {
 		n++
 	}
 	s := k.Start()
-	for i := n - 1; i >= 0; i-- {
-		from := int(at[i])
-		s = s.Label(name[from : from+1+int(name[from])])
-		out[n-1-i] = s.Sum()
+	v0, v1, v2, v3 := s.v0, s.v1, s.v2, s.v3
+	for i := range n {
+		from := int(at[n-1-i])
+		to := from + 1 + int(name[from])
+		for ; to-from >= 8; from += 8 {
+			w := le64(name[from:])
+			v0, v1, v2, v3 = round(v0, v1, v2, v3^w)
+			v0 ^= w
+		}
+		if from < to {
+			w := lastWord(name, from, to)
+			v0, v1, v2, v3 = round(v0, v1, v2, v3^w)
+			v0 ^= w
+		}
+		out[i] = HashState{v0, v1, v2, v3}.Sum()
 	}
 	return n
 }
