@@ -142,17 +142,25 @@ func (l *limited) Read(p []byte) (int, error) {
 // Question judges a question and who asks it; hit is false if no rule matches. A verdict of kind Pass means that
 // no other rule is to be applied.
 func (r *Rules) Question(client netip.Addr, name dnsname.Name, typ uint16) (v query.Verdict, hit bool) {
+	m := r.question(client, name)
+	if m.rule == nil {
+		return v, false
+	}
+	return r.verdict(m.zone, m.rule, name, typ), true
+}
+
+// question finds the rule for a question.
+func (r *Rules) question(client netip.Addr, name dnsname.Name) (m match) {
 	client = client.Unmap()
 	for _, z := range r.zones {
-		rule, _ := z.client.find(client)
-		if rule == nil {
-			rule = z.names.find(name)
+		if u, bits := z.client.find(client); u != nil {
+			return match{zone: z, rule: u, by: byClient, addr: client, bits: bits}
 		}
-		if rule != nil {
-			return r.verdict(z, rule, name, typ), true
+		if u := z.names.find(name); u != nil {
+			return match{zone: z, rule: u, by: byName, name: name}
 		}
 	}
-	return v, false
+	return m
 }
 
 // Names reports whether a rule matches the name, as that of an alias.
@@ -176,11 +184,20 @@ func (r *Rules) WantServers() bool { return r.servers }
 
 // Answer judges what came back for a question: the addresses among facts, and the name servers it came through.
 func (r *Rules) Answer(facts query.Facts, servers []Server, name dnsname.Name, typ uint16) (v query.Verdict, hit bool) {
+	m := r.answer(facts, servers)
+	if m.rule == nil {
+		return v, false
+	}
+	return r.verdict(m.zone, m.rule, name, typ), true
+}
+
+// answer finds the rule for what came back.
+func (r *Rules) answer(facts query.Facts, servers []Server) (m match) {
 	for _, z := range r.zones {
-		best, bits := (*rule)(nil), -1
-		longest := func(p *prefixes, a netip.Addr) {
-			if rule, b := p.find(a); rule != nil && b > bits {
-				best, bits = rule, b
+		m = match{zone: z, bits: -1}
+		longest := func(p *prefixes, by trigger, a netip.Addr) {
+			if u, bits := p.find(a); u != nil && bits > m.bits {
+				m = match{zone: z, rule: u, by: by, addr: a, bits: bits}
 			}
 		}
 		if len(z.answer.rules) > 0 {
@@ -191,28 +208,30 @@ func (r *Rules) Answer(facts query.Facts, servers []Server, name dnsname.Name, t
 				}
 				if kind == query.FactAddress {
 					a, _ := netip.AddrFromSlice(value)
-					longest(&z.answer, a.Unmap())
+					longest(&z.answer, byAnswer, a.Unmap())
 				}
 				off = next
 			}
 		}
 		for i := range servers {
-			if best == nil && !servers[i].Addr.IsValid() {
-				best = z.nsNames.find(servers[i].Name)
-			}
-		}
-		if best == nil {
-			for i := range servers {
-				if a := servers[i].Addr; a.IsValid() {
-					longest(&z.nsIPs, a.Unmap())
+			if m.rule == nil && !servers[i].Addr.IsValid() {
+				if u := z.nsNames.find(servers[i].Name); u != nil {
+					m = match{zone: z, rule: u, by: byServerName, name: servers[i].Name}
 				}
 			}
 		}
-		if best != nil {
-			return r.verdict(z, best, name, typ), true
+		if m.rule == nil {
+			for i := range servers {
+				if a := servers[i].Addr; a.IsValid() {
+					longest(&z.nsIPs, byServerAddr, a.Unmap())
+				}
+			}
+		}
+		if m.rule != nil {
+			return m
 		}
 	}
-	return v, false
+	return match{}
 }
 
 // edeBlocked is Blocked of RFC 8914 section 4.16.
