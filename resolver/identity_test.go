@@ -385,13 +385,74 @@ func TestCaseU11DedicatedAddressOfNobody(t *testing.T) {
 		o.Identify.Stranger = "serve"
 	}, &userv1.Device{Id: "its", Dedicated: []string{"127.0.0.33"}}, &userv1.Device{Id: "linked", Links: []string{"127.0.0.7"}})
 	d.check(knocks{
-		"a device's":            {knock{over: "udp", to: "127.0.0.33"}, "its"},
-		"nobody's":              {knock{over: "udp", to: "127.0.0.34"}, "silence"},
-		"nobody's, from a link": {knock{over: "udp", to: "127.0.0.34", from: "127.0.0.7"}, "silence"},
-		"another, from a link":  {knock{over: "udp", to: "127.0.0.50", from: "127.0.0.7"}, "linked"},
+		"a device's":                          {knock{over: "udp", to: "127.0.0.33"}, "its"},
+		"nobody's":                            {knock{over: "udp", to: "127.0.0.34"}, "silence"},
+		"nobody's, from a link":               {knock{over: "udp", to: "127.0.0.34", from: "127.0.0.7"}, "silence"},
+		"another, from a link":                {knock{over: "udp", to: "127.0.0.50", from: "127.0.0.7"}, "linked"},
+		"nobody's, by one who may not ask":    {knock{over: "udp", to: "127.0.0.34", from: "127.0.0.200"}, "silence"},
+		"a device's, by one who may not":      {knock{over: "udp", to: "127.0.0.33", from: "127.0.0.200"}, "REFUSED"},
+		"no address kept, by one who may not": {knock{over: "udp", to: "127.0.0.50", from: "127.0.0.200"}, "REFUSED"},
 		"nobody's behind a proxy, TCP": {knock{over: "tcp", from: "127.0.0.98",
 			proxy: listentest.ProxyHeader("192.0.2.9:4000", "127.0.0.34:53")}, "silence"},
 	})
+}
+
+// Nor does it tell anybody that his message is malformed.
+func TestDedicatedAddressOfNobodyAndFaults(t *testing.T) {
+	d := newDoor(t, func(o *resolver.Options) {
+		o.Identify.Dedicated = []netip.Prefix{netip.MustParsePrefix("127.0.0.32/28")}
+	}, &userv1.Device{Id: "its", Dedicated: []string{"127.0.0.33"}})
+	for to, want := range map[string]bool{"127.0.0.1": true, "127.0.0.33": true, "127.0.0.34": false} {
+		c, err := d.dial(knock{over: "udp", to: to})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.Write(make([]byte, 20)); err != nil { // a header without a question, and more
+			t.Fatal(err)
+		}
+		c.SetReadDeadline(time.Now().Add(knock{silent: !want}.patience()))
+		if n, err := c.Read(make([]byte, 512)); (err == nil) != want {
+			t.Errorf("a malformed message to %s: %d bytes, %v", to, n, err)
+		}
+	}
+}
+
+// A policy that serves clients whom nobody identified bounds what each of them may ask, and from where.
+func TestStrangersAreHeldToTheirPolicy(t *testing.T) {
+	d := newDoor(t, func(o *resolver.Options) { o.Identify.Stranger = "guests" })
+	b, err := proto.Marshal(&userv1.Policy{Settings: &userv1.Settings{RateLimit: proto.Uint32(1), RateBurst: proto.Uint32(3), DenyNetworks: strs("127.0.0.8/29"),
+		Rewrites: &userv1.RewriteSet{Values: []*userv1.Rewrite{{Name: strings.TrimSuffix(doorName, "."), Records: []string{"A 10.9.9.9"}}}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.known["10.9.9.9"] = "guest"
+	at := d.users.Dataset(usercache.CatalogueKind).Status().Revision
+	if _, err := d.users.Dataset(usercache.CatalogueKind).ApplyDelta(t.Context(), doorIdentity, usercache.Delta{From: at, To: at + 1,
+		Changes: []usercache.Change{{Key: []byte("policy/guests"), Revision: at + 1, Bytes: b}}}, clock.Wall()); err != nil {
+		t.Fatal(err)
+	}
+	for _, over := range []string{"udp", "tcp", "dot", "doh"} {
+		if got := d.as(knock{over: over, from: "127.0.0.9"}); got != "REFUSED" {
+			t.Errorf("over %s from a network that the policy denies: %s", over, got)
+		}
+	}
+	for _, from := range []string{"127.0.0.20", "127.0.0.21"} {
+		served, refused := 0, 0
+		for i := range 40 { // more than it earns while this runs
+			switch got := d.as(knock{over: []string{"udp", "tcp"}[i%2], from: from}); got {
+			case "guest":
+				served++
+			case "REFUSED":
+				refused++
+			default:
+				t.Fatalf("%s: %s", from, got)
+			}
+		}
+		if served < 3 || refused == 0 {
+			t.Errorf("%s: %d served, %d refused", from, served, refused)
+		}
+	}
 }
 
 // Case U12: a user that a delta removes is known no longer, nor is its device.

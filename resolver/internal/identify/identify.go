@@ -133,6 +133,17 @@ func (i *Identifier) Identify(q *query.Query) query.RefuseReason {
 	return i.unidentified(p, i.o.Stranger, query.RefuseStranger)
 }
 
+// Unassigned reports whether the address asked is one that belongs to devices and has none, so that nobody is there to
+// answer.
+func (i *Identifier) Unassigned(q *query.Query) bool {
+	if len(i.o.Dedicated) == 0 || !within(i.o.Dedicated, q.Local.Addr()) {
+		return false
+	}
+	var p usercache.Profile
+	s := i.o.Directory.LookupDedicated(q.Local.Addr(), &p)
+	return s == usercache.Unknown || s == usercache.Disabled
+}
+
 // Prove verifies the password of a query that Identify called unproven, and says in q.Proof what came of it. It
 // may take as long as ctx lasts.
 func (i *Identifier) Prove(ctx context.Context, q *query.Query) {

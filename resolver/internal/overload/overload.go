@@ -7,7 +7,9 @@
 // that its address is its own, and is not limited so. A listed source stands in
 // access.allow by a prefix of its own or in access.unlimited, and is not rate limited here; nor is loopback.
 // An identified client has the limits of its settings instead, over every transport and wherever it asks from:
-// networks, and rate_limit and rate_burst, beyond which it is refused; see userRates.
+// networks, and rate_limit and rate_burst, beyond which it is refused; see userRates. A client that nobody
+// identified but that is served by a policy has those of the policy as well, by itself: its address (of IPv6 the /56)
+// is one user, unless it stands in access.unlimited.
 //
 // Access is judged before identity on plain DNS and after it on encrypted transports, where a known device
 // may ask from anywhere.
@@ -77,29 +79,61 @@ func (g *Gate) Early(q *query.Query) query.RefuseReason {
 
 // Late judges a query when its client is known.
 func (g *Gate) Late(q *query.Query) query.RefuseReason {
+	if why := g.Admits(q); why != query.NotRefused {
+		return why
+	}
 	src := q.Source.Addr().Unmap()
-	if q.Client.Kind == query.Identified {
-		if d := q.Client.Profile.Details; d != nil {
-			if within(d.DenyNetworks, src) || len(d.AllowNetworks) > 0 && !within(d.AllowNetworks, src) {
-				return query.RefuseAccess
-			}
-		}
-		worker := 0
-		if q.Scratch != nil {
-			worker = q.Scratch.Worker
-		}
-		if !g.users.take(&q.Client.Profile, worker, q.Arrived) {
-			return query.RefuseUserRate
-		}
-		return query.NotRefused
-	}
-	if q.Transport.Encrypted() && !q.Client.Unlimited && !within(g.o.Allow, src) {
-		return query.RefuseAccess
-	}
 	if q.Client.Kind == query.Stranger && q.Transport == query.UDP && !q.CookieOK && !src.IsLoopback() {
-		return g.rate(src, q.Arrived)
+		if why := g.rate(src, q.Arrived); why != query.NotRefused {
+			return why
+		}
+	}
+	worker := 0
+	if q.Scratch != nil {
+		worker = q.Scratch.Worker
+	}
+	if p := &q.Client.Profile; p.RateLimit != 0 && !g.users.take(g.allowance(q), p.RateLimit, p.RateBurst, worker, q.Arrived) {
+		return query.RefuseUserRate
 	}
 	return query.NotRefused
+}
+
+// Admits is the part of Late that looks at networks alone.
+func (g *Gate) Admits(q *query.Query) query.RefuseReason {
+	src := q.Source.Addr().Unmap()
+	if d := q.Client.Profile.Details; d != nil {
+		if within(d.DenyNetworks, src) || len(d.AllowNetworks) > 0 && !within(d.AllowNetworks, src) {
+			return query.RefuseAccess
+		}
+	}
+	if q.Client.Kind != query.Identified && q.Transport.Encrypted() && !q.Client.Unlimited && !within(g.o.Allow, src) {
+		return query.RefuseAccess
+	}
+	return query.NotRefused
+}
+
+// allowance tells apart whose rate_limit a query is of: the user's, that of a device with a limit of its own, or of
+// clients that nobody identified that of each source. It is 0 if there is none.
+func (g *Gate) allowance(q *query.Query) uint64 {
+	p := &q.Client.Profile
+	switch {
+	case q.Client.Kind == query.Identified:
+		return g.users.key(p)
+	case q.Client.Unlimited:
+		return 0
+	}
+	return g.users.source(q.Source.Addr().Unmap())
+}
+
+// Left is how many queries the client of q, which was admitted, may ask at once now beyond which it is refused; limited
+// is false if nothing of its settings limits it. Nothing is taken.
+func (g *Gate) Left(q *query.Query) (left int, limited bool) {
+	p := &q.Client.Profile
+	key := g.allowance(q)
+	if p.RateLimit == 0 || p.RateLimit >= maxUserRate || key == 0 {
+		return 0, false
+	}
+	return g.users.left(key, p.RateLimit, p.RateBurst, q.Arrived), true
 }
 
 // within reports whether a prefix of ps contains a. The lists are short; a long one belongs in a trie.

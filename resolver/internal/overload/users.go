@@ -1,6 +1,8 @@
 package overload
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -8,7 +10,8 @@ import (
 	"github.com/sluice-dns/sluice/usercache"
 )
 
-// userRates holds users and devices to rate_limit and rate_burst.
+// userRates holds users and devices, and the sources of clients that a policy serves without knowing them, to
+// rate_limit and rate_burst.
 //
 // What one may ask for is kept in one word: the time at which all that was taken will have been earned again
 // (the generic cell rate algorithm). A worker takes a share of a second's queries in advance and spends it from a
@@ -56,18 +59,13 @@ func (r *userRates) init(seed uint64) {
 	r.words = make([]atomic.Uint64, userWords)
 }
 
-// take takes one query of a client's allowance; worker is 0 if the query is at no worker's. It is false if there is
-// none left.
-func (r *userRates) take(p *usercache.Profile, worker int, now clock.Instant) bool {
-	rate := uint64(p.RateLimit)
-	if rate == 0 || rate >= maxUserRate {
+// take takes one query of the allowance of a key; worker is 0 if the query is at no worker's. It is false if there is
+// none left. Key 0 has no limit.
+func (r *userRates) take(key uint64, limit, most uint32, worker int, now clock.Instant) bool {
+	if key == 0 || limit >= maxUserRate {
 		return true
 	}
-	burst := uint64(p.RateBurst)
-	if burst == 0 {
-		burst = rate
-	}
-	key := r.key(p)
+	rate, burst := allowed(limit, most)
 	if worker <= 0 || worker > maxWorkers {
 		return r.draw(key, rate, burst, 1, now)
 	}
@@ -92,22 +90,32 @@ func (r *userRates) take(p *usercache.Profile, worker int, now clock.Instant) bo
 	return false
 }
 
+// allowed is what rate_limit and rate_burst come to.
+func allowed(limit, most uint32) (rate, burst uint64) {
+	if most == 0 {
+		most = limit
+	}
+	return uint64(limit), uint64(most)
+}
+
+// left is how many queries there are in the common word of a key; what workers have taken in advance is gone from it.
+func (r *userRates) left(key uint64, limit, most uint32, now clock.Instant) int {
+	rate, burst := allowed(limit, most)
+	at := uint64(now) / unit & timeMask
+	room := min(burst*second/rate, timeMask/4)
+	_, old := find(r.set(key), tagOf(key), at)
+	return int((room - min(r.ahead(old, key, at, room), room)) / (second / rate))
+}
+
 // draw takes n queries from the common word.
 func (r *userRates) draw(key, rate, burst, n uint64, now clock.Instant) bool {
-	tag := key >> timeBits << timeBits
-	set := r.words[key%(userWords/userWays)*userWays:][:userWays]
+	tag, set := tagOf(key), r.set(key)
 	at := uint64(now) / unit & timeMask
 	most := min(burst*second/rate, timeMask/4) // how far ahead of now the word may be: three days at most
 	cost := n * second / rate
 	for {
 		word, old := find(set, tag, at)
-		ahead := uint64(0)
-		if old&^timeMask == tag {
-			// One that is further ahead than it can have been put has been behind for a long time.
-			if d := (old - at) & timeMask; d <= most+second {
-				ahead = d
-			}
-		}
+		ahead := r.ahead(old, key, at, most)
 		if ahead+cost > most {
 			return false
 		}
@@ -115,6 +123,22 @@ func (r *userRates) draw(key, rate, burst, n uint64, now clock.Instant) bool {
 			return true
 		}
 	}
+}
+
+func tagOf(key uint64) uint64 { return key >> timeBits << timeBits }
+
+// set is where the word of a key may be.
+func (r *userRates) set(key uint64) []atomic.Uint64 {
+	return r.words[key%(userWords/userWays)*userWays:][:userWays]
+}
+
+// ahead is how far ahead of now a word is, if it is the key's. One that is further ahead than it can have been put has
+// been behind for a long time.
+func (r *userRates) ahead(word, key, at, most uint64) uint64 {
+	if d := (word - at) & timeMask; word&^timeMask == tagOf(key) && d <= most+second {
+		return d
+	}
+	return 0
 }
 
 // find returns the word of a tag and what it holds, or the word that the tag may take: one of nobody, or the one
@@ -150,6 +174,17 @@ func (r *userRates) key(p *usercache.Profile) uint64 {
 		h = mix(h)
 	}
 	return h | 1<<timeBits // the tag is never zero, so that no word in use is
+}
+
+// source tells apart clients that nobody identified: by the address, of which IPv6 has as many as it likes within a
+// customer's network.
+func (r *userRates) source(a netip.Addr) uint64 {
+	b := a.As16()
+	h := binary.BigEndian.Uint64(b[:]) >> 8
+	if a.Is4() {
+		h = uint64(binary.BigEndian.Uint32(b[12:])) | 1<<60
+	}
+	return mix(mix(h)^r.seed) | 1<<timeBits
 }
 
 func mix(h uint64) uint64 {

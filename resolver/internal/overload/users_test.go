@@ -86,6 +86,54 @@ func TestRateOfUsers(t *testing.T) {
 	}
 }
 
+// Clients that nobody identified, served by a policy: each source has the policy's rate and networks to itself.
+func TestRateOfStrangersServedByAPolicy(t *testing.T) {
+	for _, kind := range []query.ClientKind{query.Stranger, query.Listed} {
+		g := New(Options{Allow: prefixes("0.0.0.0/0", "::/0"), Seed: 7})
+		at := clock.Instant(5 * time.Hour)
+		p := usercache.Profile{RateLimit: 10, RateBurst: 20, Details: &usercache.Details{DenyNetworks: prefixes("203.0.113.0/24")}}
+		send := func(tr query.Transport, addr string, unlimited bool, n int) (passed int, last query.RefuseReason) {
+			for range n {
+				q := from(tr, addr)
+				q.Arrived, q.Client.Kind, q.Client.Profile, q.Client.Unlimited = at, kind, p, unlimited
+				left, limited := g.Left(q)
+				if last = g.Late(q); last == query.NotRefused {
+					passed++
+				}
+				if limited == unlimited || limited && last != query.RefuseAccess && (left > 0) != (last == query.NotRefused) {
+					t.Errorf("%s over %v: %d left, limited %v; then %v", addr, tr, left, limited, last)
+				}
+			}
+			return passed, last
+		}
+		for _, c := range []struct {
+			what string
+			tr   query.Transport
+			addr string
+			free bool
+			want int
+			last query.RefuseReason
+		}{
+			{"at once", query.UDP, "192.0.2.1", false, 20, query.RefuseUserRate},
+			{"another transport", query.DoT, "192.0.2.1", false, 0, query.RefuseUserRate},
+			{"its neighbour", query.TCP, "192.0.2.2", false, 20, query.RefuseUserRate},
+			{"access.unlimited", query.UDP, "192.0.2.1", true, 30, query.NotRefused},
+			{"IPv6", query.UDP, "2001:db8:0:1100::1", false, 20, query.RefuseUserRate},
+			{"the same /56", query.UDP, "2001:db8:0:11ff::2", false, 0, query.RefuseUserRate},
+			{"another /56", query.UDP, "2001:db8:0:1200::1", false, 20, query.RefuseUserRate},
+			{"a network that the policy denies", query.UDP, "203.0.113.1", false, 0, query.RefuseAccess},
+		} {
+			if got, last := send(c.tr, c.addr, c.free, 30); got != c.want || last != c.last {
+				t.Errorf("kind %d, %s: %d passed, then %v; want %d, %v", kind, c.what, got, last, c.want, c.last)
+			}
+		}
+		at += clock.Instant(time.Second)
+		if got, _ := send(query.UDP, "192.0.2.1", false, 30); got != 10 {
+			t.Errorf("kind %d, a second later: %d passed", kind, got)
+		}
+	}
+}
+
 // Whoever stays below the limit is never refused, however the queries come; whoever does not gets no more than it.
 func TestRateOverTime(t *testing.T) {
 	for _, workers := range []int{1, 3, 16} {

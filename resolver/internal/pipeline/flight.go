@@ -33,6 +33,8 @@ type waiter struct {
 	q     *query.Query
 	reply func([]byte)
 	tree  *query.Tree // of a query that led a flight before; nil until then
+	// prepared counts how often its client's rules were compiled in vain, for its settings had changed.
+	prepared int
 }
 
 // clientID tells a retransmission from another query (hardening: one waiter for each client and id).
@@ -100,20 +102,32 @@ func (p *Pipeline) prepare(w *waiter) {
 		defer p.running.Done()
 		defer p.inFlight.Add(-1)
 		var err error
+		ready := true
 		p.guard(query.NewTree(clock.Elapsed(), p.o.Budget()), w.q.Question, &err, func(ctx context.Context) error {
 			if w.q.Turn.Stage == query.StageStart {
 				p.o.Identify.Prove(ctx, w.q)
-			} else {
-				p.o.Policy.Prepare(ctx, w.q)
+			} else if ready = p.o.Policy.Prepare(ctx, w.q); !ready && ctx.Err() != nil {
+				w.prepared = maxPrepared
 			}
 			return nil
 		})
+		if !ready {
+			if w.prepared++; w.prepared > maxPrepared {
+				p.busy(w) // rather than to judge by less than all of its rules
+				return
+			}
+			w.q.Proof, w.q.Client, w.q.Turn = query.NoProof, query.Client{}, query.Turn{}
+		}
 		if w.q.Turn.Stage == query.StageStart && w.q.Proof == query.NoProof {
 			w.q.Proof = query.ProofFailed // a panic, which must not come again and again
 		}
 		p.end(w, nil)
 	}()
 }
+
+// maxPrepared is how often a query is identified anew because its client's settings change faster than the rules in
+// them are compiled.
+const maxPrepared = 8
 
 // enter counts a stranger's waiting query, or reports that it has too many: ten times as many for an address
 // that is proven not to be forged.

@@ -45,17 +45,22 @@ type (
 
 	// An Identifier fills in q.Client, or says why the query must be refused. After query.Unproven Prove is to be
 	// called, which may take its time, and then Identify again, which does not say so twice.
+	//
+	// Unassigned says that the address asked is kept for clients and is nobody's: no answer leaves it, not even one
+	// that refuses.
 	Identifier interface {
 		Identify(q *query.Query) query.RefuseReason
+		Unassigned(q *query.Query) bool
 		Prove(ctx context.Context, q *query.Query)
 	}
 
 	// A Policy judges. Question judges q.Turn.Current, Answer what came back for it; sofar is what Question
 	// said. Neither may be called before the client's own rules are compiled: Ready says whether they are,
-	// Prepare compiles them and may take its time.
+	// Prepare compiles them and may take its time. If Prepare is false the client has to be identified anew, for
+	// its settings have changed meanwhile.
 	Policy interface {
 		Ready(q *query.Query) bool
-		Prepare(ctx context.Context, q *query.Query)
+		Prepare(ctx context.Context, q *query.Query) bool
 		Question(q *query.Query) query.Verdict
 		Answer(q *query.Query, a *query.Answer, sofar query.Verdict) query.Verdict
 	}
@@ -654,6 +659,9 @@ func (p *Pipeline) admit(q *query.Query) query.RefuseReason {
 		p.o.Cookies.Check(q, clock.Wall())
 	}
 	if why := p.o.Gate.Early(q); why != query.NotRefused {
+		if why == query.RefuseAccess && p.o.Identify.Unassigned(q) {
+			return query.RefuseDedicated
+		}
 		return why
 	}
 	if why := p.o.Identify.Identify(q); why != query.NotRefused {
@@ -721,6 +729,11 @@ var errNotHeld = errors.New("recursion was not asked for")
 
 // Fault answers a message that could not be read. See listen.Handler.
 func (p *Pipeline) Fault(w *query.Worker, q *query.Query, f query.Fault, out []byte) int {
+	if p.o.Identify.Unassigned(q) {
+		q.Outcome.Refused = query.RefuseDedicated
+		p.count(w, q, 0, 0)
+		return 0
+	}
 	if f == query.CookieOnly {
 		// It gets more than a header: as much as it sent, so not everybody may have it, nor as often as they like.
 		if p.o.Cookies != nil {

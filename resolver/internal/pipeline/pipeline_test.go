@@ -51,9 +51,14 @@ func call(f func(*query.Query) query.RefuseReason, q *query.Query) query.RefuseR
 func (s *stages) Early(q *query.Query) query.RefuseReason    { return call(s.early, q) }
 func (s *stages) Late(q *query.Query) query.RefuseReason     { return call(s.late, q) }
 func (s *stages) Identify(q *query.Query) query.RefuseReason { return call(s.identify, q) }
+func (s *stages) Unassigned(*query.Query) bool               { return false }
 func (s *stages) Prove(_ context.Context, q *query.Query)    { s.prove(q) }
 func (s *stages) Ready(*query.Query) bool                    { return s.prepare == nil || s.prepared.Load() }
-func (s *stages) Prepare(context.Context, *query.Query)      { s.prepare(); s.prepared.Store(true) }
+func (s *stages) Prepare(context.Context, *query.Query) bool {
+	s.prepare()
+	s.prepared.Store(true)
+	return true
+}
 func (s *stages) Question(q *query.Query) query.Verdict {
 	if s.question == nil {
 		return query.Verdict{}
