@@ -193,7 +193,7 @@ func (c *Cache) publish(d *Dataset) {
 	d.changed = false
 	switch d.kind {
 	case CatalogueKind:
-		cat := newCatalogue(d.revision, d.decoded)
+		cat := newCatalogue(d.revision, d.decoded, c.catalogue.Load())
 		c.serial++
 		cat.serial = c.serial
 		c.catalogue.Store(cat)

@@ -27,7 +27,8 @@ type Catalogue struct {
 	Lists      []CatalogueList
 	Services   []Service
 	Categories []Category
-	// SafeSearch engines are in order of id; at most 64 are used.
+	// SafeSearch engines are in order of number; at most 64 are used. Their records have none: an engine keeps in
+	// this process the one it was given when it came, so that profiles made before another came still mean it.
 	SafeSearch []SafeSearch
 
 	serial uint64 // of the snapshot, in this process
@@ -36,6 +37,14 @@ type Catalogue struct {
 	serviceNumber  map[string]int
 	categoryNumber map[string]int
 	engineNumber   map[string]int
+
+	// since has by number the revision at which it came to mean what it means, zero if it has done so as long as
+	// this process knows.
+	since struct {
+		lists    [MaxLists]uint64
+		services [MaxServices]uint64
+		engines  [maxEngines]uint64
+	}
 
 	// By number, for laying settings over each other.
 	categoryLists   [MaxCategories]ListSet
@@ -84,6 +93,7 @@ type Category struct {
 // A SafeSearch is how one engine is held to its safe mode.
 type SafeSearch struct {
 	ID       string
+	Number   int
 	Name     string
 	Rewrites []Rewrite
 }
@@ -122,6 +132,47 @@ func (c *Catalogue) List(n int) *CatalogueList {
 		return nil
 	}
 	return &c.Lists[i]
+}
+
+// Numbers are some of the numbers by which profiles name what is in the catalogue.
+type Numbers struct {
+	Lists      ListSet
+	Services   ServiceSet
+	SafeSearch uint64
+}
+
+// IsEmpty reports whether there are none.
+func (n *Numbers) IsEmpty() bool { return *n == Numbers{} }
+
+// Renumbered returns the numbers that mean something else here than in the catalogue of an earlier revision: they
+// are given again when what had them is gone.
+func (c *Catalogue) Renumbered(since uint64) (n Numbers) {
+	for i, r := range &c.since.lists {
+		if r > since {
+			n.Lists.Add(i)
+		}
+	}
+	for i, r := range &c.since.services {
+		if r > since {
+			n.Services.Add(i)
+		}
+	}
+	for i, r := range &c.since.engines {
+		if r > since {
+			n.SafeSearch |= 1 << i
+		}
+	}
+	return n
+}
+
+// Engine returns the id of the safe-search engine of a number, "" if there is none.
+func (c *Catalogue) Engine(n int) string {
+	for _, e := range c.SafeSearch {
+		if e.Number == n {
+			return e.ID
+		}
+	}
+	return ""
 }
 
 // Policy lays the named shared policy over the defaults, as for a client that nobody identified but that is
@@ -226,8 +277,11 @@ func checkPolicy(b []byte) error {
 	}
 }
 
-// newCatalogue builds a snapshot of the records that can be used.
-func newCatalogue(revision uint64, records map[string]*catalogueRecord) *Catalogue {
+// maxEngines is how many engines a profile can name.
+const maxEngines = 64
+
+// newCatalogue builds a snapshot of the records that can be used, to follow another; nil if it is the first.
+func newCatalogue(revision uint64, records map[string]*catalogueRecord, before *Catalogue) *Catalogue {
 	c := &Catalogue{
 		Revision:       revision,
 		listNumber:     make(map[string]int),
@@ -304,12 +358,11 @@ func newCatalogue(revision uint64, records map[string]*catalogueRecord) *Catalog
 	slices.SortFunc(c.Lists, func(a, b CatalogueList) int { return cmp.Compare(a.Number, b.Number) })
 	slices.SortFunc(c.Services, func(a, b Service) int { return cmp.Compare(a.Number, b.Number) })
 	slices.SortFunc(c.Categories, func(a, b Category) int { return cmp.Compare(a.Number, b.Number) })
-	slices.SortFunc(c.SafeSearch, func(a, b SafeSearch) int { return strings.Compare(a.ID, b.ID) })
-	if len(c.SafeSearch) > 64 {
-		c.SafeSearch = c.SafeSearch[:64]
-	}
-	for i, e := range c.SafeSearch {
-		c.engineNumber[e.ID] = i
+	c.numberEngines(before)
+	if before != nil {
+		renumber(c.since.lists[:], before.since.lists[:], c.listNumber, before.listNumber, revision)
+		renumber(c.since.services[:], before.since.services[:], c.serviceNumber, before.serviceNumber, revision)
+		renumber(c.since.engines[:], before.since.engines[:], c.engineNumber, before.engineNumber, revision)
 	}
 
 	c.defaults.profile = Profile{
@@ -324,6 +377,49 @@ func newCatalogue(revision uint64, records map[string]*catalogueRecord) *Catalog
 		c.policies[id] = c.newPolicy(m, r.revision)
 	}
 	return c
+}
+
+// numberEngines gives those that were there before their numbers, and the others the lowest that are free, in order
+// of id.
+func (c *Catalogue) numberEngines(before *Catalogue) {
+	slices.SortFunc(c.SafeSearch, func(a, b SafeSearch) int { return strings.Compare(a.ID, b.ID) })
+	var taken [maxEngines]bool
+	if before != nil {
+		for _, e := range c.SafeSearch {
+			if n, ok := before.engineNumber[e.ID]; ok {
+				c.engineNumber[e.ID], taken[n] = n, true
+			}
+		}
+	}
+	numbered := c.SafeSearch[:0]
+	for _, e := range c.SafeSearch {
+		n, ok := c.engineNumber[e.ID]
+		if !ok {
+			if n = slices.Index(taken[:], false); n < 0 {
+				continue
+			}
+			c.engineNumber[e.ID], taken[n] = n, true
+		}
+		e.Number = n
+		numbered = append(numbered, e)
+	}
+	c.SafeSearch = numbered
+	slices.SortFunc(c.SafeSearch, func(a, b SafeSearch) int { return cmp.Compare(a.Number, b.Number) })
+}
+
+// renumber fills in since: what it was before, but for the numbers that have come to something else.
+func renumber(since, before []uint64, now, then map[string]int, revision uint64) {
+	copy(since, before)
+	for id, n := range now {
+		if was, ok := then[id]; !ok || was != n {
+			since[n] = revision
+		}
+	}
+	for id, n := range then {
+		if is, ok := now[id]; !ok || is != n {
+			since[n] = revision
+		}
+	}
 }
 
 func (c *Catalogue) newPolicy(m *userv1.Policy, revision uint64) *policy {

@@ -13,7 +13,7 @@ import (
 // Devices of all sizes ask from several sides at once: each gets its own Details, they take no more than the budget,
 // and those that ask again and again are still there after many that asked once.
 func TestDetailsBudget(t *testing.T) {
-	cat := newCatalogue(1, nil)
+	cat := newCatalogue(1, nil, nil)
 	record := func(user int) (r store.Record, device []byte, p Profile) {
 		d := &userv1.Device{Id: fmt.Sprintf("d%d", user), Name: fmt.Sprintf("name %d", user), Tags: []string{"device_pc"}}
 		if user%50 == 7 {

@@ -292,7 +292,7 @@ func FuzzCatalogueRecord(f *testing.F) {
 		if err != nil || m == nil {
 			return
 		}
-		c := newCatalogue(1, map[string]*catalogueRecord{string(key): {key: string(key), revision: 1, message: m}})
+		c := newCatalogue(1, map[string]*catalogueRecord{string(key): {key: string(key), revision: 1, message: m}}, nil)
 		_, _ = c.Policy(string(bytes.TrimPrefix(key, []byte("policy/"))))
 	})
 }

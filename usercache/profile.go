@@ -221,7 +221,7 @@ type Profile struct {
 	// PausedUntil is until when filtering is off, in Unix seconds. Zero: it is not.
 	PausedUntil int64
 
-	// SafeSearch has bit i for the engine at index i of Catalogue.SafeSearch.
+	// SafeSearch has bit i for the engine of number i.
 	SafeSearch uint64
 
 	BlockTTL     uint32 // seconds

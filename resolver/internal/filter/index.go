@@ -27,7 +27,7 @@ import (
 //
 //	magic (8 bytes), format (uint32), length of the preamble (uint32), length of the rest (uint64),
 //	HMAC-SHA-256 of all of the file but itself, under a key made of the hash key (32 bytes)
-//	preamble: the program that wrote it, the lists by number and content hash, the sizes of everything
+//	preamble: the program that wrote it, the lists by number and ID, the sizes of everything
 //	rest: the words of tables and patterns as they lie in memory, each part from a multiple of eight on
 //
 // Numbers are in the byte order of the machine; a file from another has another magic. The code proves that
@@ -37,7 +37,7 @@ import (
 
 const (
 	indexMagic  = 0x5178_6465_6369_6c53 // "Sliced" and more, little-endian
-	indexFormat = 1
+	indexFormat = 2
 	indexHead   = 24 + sha256.Size
 	// maxPreamble bounds the preamble: 512 hashes, and a hundred numbers a layer.
 	maxPreamble = 1 << 20
@@ -45,8 +45,8 @@ const (
 	maxIndex = 64 << 30
 )
 
-// An ID names the content that a list was compiled from: its SHA-256.
-type ID = [sha256.Size]byte
+// An ID names what a list was compiled from: the SHA-256 of whose text it is, and that of the text.
+type ID = [2 * sha256.Size]byte
 
 // preamble says what is in an index file.
 type preamble struct {

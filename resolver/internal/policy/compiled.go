@@ -159,6 +159,15 @@ func (c *compiled) keep(d *usercache.Details, o *own, texts []*text) {
 	c.shrink()
 }
 
+// abandon lets go of texts that no own is going to use.
+func (c *compiled) abandon(texts []*text) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range texts {
+		t.users--
+	}
+}
+
 // release forgets an own that nobody has any more.
 func (c *compiled) release(i *item) {
 	c.mu.Lock()

@@ -63,6 +63,7 @@ func (p *Policy) merge() {
 		return
 	}
 	s := *old
+	s.view.state = &s
 	s.lists = old.lists.Merge()
 	p.state.CompareAndSwap(old, &s)
 }

@@ -40,8 +40,10 @@ type unblock struct {
 	until   int64 // Unix seconds; 0 for ever
 }
 
-// Ready reports whether the client's own rules are compiled, so that Question may be called.
+// Ready reports whether the client's own rules are compiled, so that Question may be called. The query is judged
+// from now on, to its end, by the catalogue as it is now.
 func (p *Policy) Ready(q *query.Query) bool {
+	p.pin(q)
 	d := q.Client.Profile.Details
 	if d == nil {
 		return true
@@ -57,29 +59,30 @@ func (p *Policy) Ready(q *query.Query) bool {
 }
 
 // Prepare compiles the client's own rules. It may take milliseconds, and waits while others of its tenant
-// compile. Texts that are not there are left out until they are. If ctx ends first, nothing is compiled, and the
-// query is judged without.
-func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
+// compile. Blobs that are not there are left out until they are. It is false if the query cannot be judged as it
+// is: the client's settings have changed since it was identified, and the text of its rules went with them, or ctx
+// ended first.
+func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 	prof := &q.Client.Profile
 	d := prof.Details
 	if d == nil {
-		return
+		return true
 	}
 	tenant := ""
 	if info, ok := p.o.Users.LookupUser(&prof.UserID); ok {
 		tenant = info.Tenant
 	}
 	if !p.own.enter(ctx, tenant) {
-		return
+		return false
 	}
 	defer p.own.leave(tenant)
 	if p.Ready(q) {
-		return // somebody else has, while this one waited
+		return true // somebody else has, while this one waited
 	}
 	o := &own{changes: p.changes.Load(), rewrites: newRewriteSet(d.Rewrites, true, prof.BlockTTL)}
 	var texts []*text
-	room := p.o.OwnBytes / 8
-	add := func(what string, sum [32]byte, size uint64, read func() ([]byte, bool)) *filter.Matcher {
+	room, changed := p.o.OwnBytes/8, false
+	add := func(what string, sum [32]byte, size uint64, blob bool, read func() ([]byte, bool)) *filter.Matcher {
 		// A rule takes about as much memory as text; of what is too long not even the text is read.
 		if size > uint64(max(room, 0)) {
 			o.tooMuch = append(o.tooMuch, what)
@@ -87,7 +90,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
 		}
 		t, ok := p.text(sum, read)
 		if !ok {
-			o.missing = true
+			o.missing, changed = true, changed || !blob
 			return nil
 		}
 		room -= t.item.bytes
@@ -96,7 +99,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
 	}
 	for i, t := range [...]usercache.RuleText{d.DeviceRules, d.UserRules, d.PolicyRules} {
 		if t.Size > 0 {
-			o.rules[i] = add(whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, func() ([]byte, bool) {
+			o.rules[i] = add(whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, t.Blob, func() ([]byte, bool) {
 				if t.Blob {
 					return p.o.Blob(t.SHA256)
 				}
@@ -105,9 +108,13 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
 		}
 	}
 	for _, l := range d.OwnLists {
-		if m := add("own list "+l.ID, l.SHA256, l.Size, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
+		if m := add("own list "+l.ID, l.SHA256, l.Size, true, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
 			o.lists = append(o.lists, ownList{l.ID, m})
 		}
+	}
+	if changed {
+		p.own.abandon(texts)
+		return false
 	}
 	if len(o.tooMuch) > 0 {
 		p.o.Logger.Warn("a user's own rules are more than one user may have; some are left out",
@@ -129,6 +136,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) {
 	}
 	p.own.keep(d, o, texts)
 	q.Client.Rules = o
+	return true
 }
 
 // text returns a compiled text, from those kept or compiled now.

@@ -195,14 +195,14 @@ func (p *Policy) Stats() filter.Stats { return p.state.Load().lists.Stats() }
 
 // A judge is one judgement under way: of a question or of the names and addresses of an answer.
 type judge struct {
-	s   *state
+	s   *view
 	q   *query.Query
 	p   *usercache.Profile
 	own *own // the user's own rules, compiled; nil if there are none
 	fq  filter.Query
-	// What applies at this time, if schedules change it; otherwise it is the profile's. blocked is a schedule
-	// that blocks everything.
-	scheduled                bool
+	// What applies, if schedules or numbers given again change it; otherwise it is the profile's. blocked is a
+	// schedule that blocks everything.
+	varied                   bool
 	lists, threats, services filter.Set
 	blocked                  *usercache.Schedule
 	trace                    func(Step) // nil on the query path
@@ -210,14 +210,38 @@ type judge struct {
 
 // now returns what applies at this time.
 func (j *judge) now() (lists, threats, services *filter.Set) {
-	if j.scheduled {
+	if j.varied {
 		return &j.lists, &j.threats, &j.services
 	}
 	return (*filter.Set)(&j.p.Lists), (*filter.Set)(&j.p.Threats), (*filter.Set)(&j.p.Services)
 }
 
+// vary makes what applies the judge's own, to be changed.
+func (j *judge) vary() {
+	if !j.varied {
+		j.lists, j.threats, j.services = filter.Set(j.p.Lists), filter.Set(j.p.Threats), filter.Set(j.p.Services)
+		j.varied = true
+	}
+}
+
+// avoid takes away what has another meaning in the view than in the profile.
+func (j *judge) avoid() {
+	void := &j.s.void
+	(*usercache.ListSet)(&j.lists).RemoveAll(&void.Lists)
+	(*usercache.ListSet)(&j.threats).RemoveAll(&void.Lists)
+	(*usercache.ServiceSet)(&j.services).RemoveAll(&void.Services)
+}
+
 func (p *Policy) judge(q *query.Query) judge {
-	j := judge{s: p.state.Load(), q: q, p: &q.Client.Profile}
+	v, _ := q.Client.Catalogue.(*view)
+	if v == nil {
+		v = p.pin(q)
+	}
+	j := judge{s: v, q: q, p: &q.Client.Profile}
+	if v != &v.view {
+		j.vary()
+		j.avoid()
+	}
 	if j.p.Details != nil {
 		j.own, _ = q.Client.Rules.(*own)
 		j.fq.Tags = j.p.Details.Tags
@@ -267,10 +291,8 @@ func (j *judge) schedules(now time.Time) bool {
 			case s.Everything:
 				j.blocked = s
 				continue
-			case !j.scheduled:
-				j.lists, j.threats, j.services = filter.Set(j.p.Lists), filter.Set(j.p.Threats), filter.Set(j.p.Services)
-				j.scheduled = true
 			}
+			j.vary()
 			lists, threats, services := (*usercache.ListSet)(&j.lists), (*usercache.ListSet)(&j.threats), (*usercache.ServiceSet)(&j.services)
 			if pause {
 				services.RemoveAll(&s.Services)
@@ -283,6 +305,9 @@ func (j *judge) schedules(now time.Time) bool {
 				threats.AddAll(&s.Threats)
 			}
 		}
+	}
+	if j.s != &j.s.view {
+		j.avoid()
 	}
 	return true
 }
@@ -400,12 +425,12 @@ func (j *judge) rewrites(n *name) query.Verdict {
 	default:
 		return query.Verdict{} // safe search is about where browsers connect to; the engine's mail is its own
 	}
-	for mask := j.p.SafeSearch; mask != 0; mask &= mask - 1 {
+	for mask := j.p.SafeSearch &^ j.s.void.SafeSearch; mask != 0; mask &= mask - 1 {
 		i := trailingZeros(mask)
 		if r := j.s.safeSearch[i].find(n.text); r != nil {
 			if v := r.verdict(j.fq.Type, n.text, WhySafeSearch); v.Kind != query.Pass {
 				if j.trace != nil {
-					id := j.s.catalogue.SafeSearch[i].ID
+					id := j.s.catalogue.Engine(i)
 					j.step(WhySafeSearch, v.Kind, "the safe mode of "+id+" has "+r.text, "safe_search-="+id)
 				}
 				return v

@@ -64,18 +64,21 @@ func (w *world) put(k usercache.Kind, key string, m proto.Message) {
 	w.putAll(k, map[string]proto.Message{key: m})
 }
 
-// putAll puts records by key.
+// putAll puts records by key; nil ones are removed.
 func (w *world) putAll(k usercache.Kind, records map[string]proto.Message) {
 	w.t.Helper()
 	from := w.rev[k]
 	w.rev[k]++
 	d := usercache.Delta{From: from, To: from + 1}
 	for key, m := range records {
-		b, err := proto.Marshal(m)
-		if err != nil {
-			w.t.Fatal(err)
+		c := usercache.Change{Key: []byte(key), Revision: from + 1, Removed: m == nil}
+		if m != nil {
+			var err error
+			if c.Bytes, err = proto.Marshal(m); err != nil {
+				w.t.Fatal(err)
+			}
 		}
-		d.Changes = append(d.Changes, usercache.Change{Key: []byte(key), Revision: from + 1, Bytes: b})
+		d.Changes = append(d.Changes, c)
 	}
 	if _, err := w.cache.Dataset(k).ApplyDelta(w.t.Context(), w.id, d, clock.Wall()); err != nil {
 		w.t.Fatal(err)
@@ -115,6 +118,16 @@ func rules(lines ...string) *userv1.Rules {
 // ask makes the query of a device, its rules compiled.
 func (w *world) ask(p *Policy, device, name, typ string) *query.Query {
 	w.t.Helper()
+	q := w.query(device, name, typ)
+	if !p.Ready(q) {
+		p.Prepare(w.t.Context(), q)
+	}
+	return q
+}
+
+// query makes the query of a device.
+func (w *world) query(device, name, typ string) *query.Query {
+	w.t.Helper()
 	q := &query.Query{Source: netip.MustParseAddrPort("192.0.2.1:5000"), Scratch: new(query.Scratch)}
 	id, _ := usercache.ParseID(device)
 	if s := w.cache.LookupDevice(&id, &q.Client.Profile); s != usercache.Found {
@@ -126,9 +139,6 @@ func (w *world) ask(p *Policy, device, name, typ string) *query.Query {
 	}
 	q.Question = query.Question{Name: dnsname.MustParse(name), Type: tp, Class: 1}
 	q.Turn.Current = q.Question
-	if !p.Ready(q) {
-		p.Prepare(w.t.Context(), q)
-	}
 	return q
 }
 

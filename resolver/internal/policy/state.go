@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"math/bits"
 	"strings"
 
@@ -16,10 +17,12 @@ type state struct {
 	key       dnsname.Key
 	catalogue *usercache.Catalogue
 
+	view view // of queries whose profile is of the same catalogue
+
 	lists    *filter.Matcher // catalogue lists by number
 	services *filter.Matcher // services by number, as if each were a list
 	// What the matchers were made of.
-	listHash    [usercache.MaxLists][32]byte
+	listHash    [usercache.MaxLists]filter.ID
 	serviceText [usercache.MaxServices]string
 	missing     []string
 	// whole is the revision of the newest catalogue so far of which nothing was missing.
@@ -31,6 +34,41 @@ type state struct {
 	safeSearch   [64]rewriteSet // by the bit of Profile.SafeSearch
 }
 
+// A view is what a query is judged by: a state, less what means something else there than in the query's profile.
+type view struct {
+	*state
+	void usercache.Numbers
+}
+
+// pin settles by which state q is judged. Profile and state are made of the catalogue apart, and one may be older
+// than the other by as long as it takes to compile a list: numbers that have been given again in between name
+// nothing in such a query, whether it is the list of before or of after that they mean.
+func (p *Policy) pin(q *query.Query) *view {
+	s, prof := p.state.Load(), &q.Client.Profile
+	v := &s.view
+	if prof.Catalogue != s.catalogue.Revision && prof.Flags != 0 {
+		newer, since := s.catalogue, prof.Catalogue
+		if since > newer.Revision {
+			newer, since = p.o.Users.Catalogue(), newer.Revision
+		}
+		if void := newer.Renumbered(since); !void.IsEmpty() {
+			v = &view{s, void}
+		}
+	}
+	q.Client.Catalogue = v
+	return v
+}
+
+// listID tells a list's text from others, and in its first half the list.
+func listID(l *usercache.CatalogueList) (id filter.ID) {
+	name := sha256.Sum256([]byte(l.ID))
+	copy(id[copy(id[:], name[:]):], l.SHA256[:])
+	return id
+}
+
+// sameList reports whether two texts are of one list.
+func sameList(a, b *filter.ID) bool { return [sha256.Size]byte(a[:]) == [sha256.Size]byte(b[:]) }
+
 // safeSearchTTL of aliases to an engine's safe mode that name none, in seconds.
 const safeSearchTTL = 300
 
@@ -41,6 +79,7 @@ func newState(o *Options, old *state) *state {
 		return old
 	}
 	s := &state{key: o.Key, catalogue: cat}
+	s.view.state = s
 	if old != nil {
 		s.lists, s.services, s.listHash, s.serviceText = old.lists, old.services, old.listHash, old.serviceText
 	}
@@ -69,10 +108,8 @@ func newState(o *Options, old *state) *state {
 			s.serviceNames[v.Number] = v.ID
 		}
 	}
-	for i, e := range cat.SafeSearch {
-		if i < len(s.safeSearch) {
-			s.safeSearch[i] = newRewriteSet(e.Rewrites, false, safeSearchTTL)
-		}
+	for _, e := range cat.SafeSearch {
+		s.safeSearch[e.Number] = newRewriteSet(e.Rewrites, false, safeSearchTTL)
 	}
 	return s
 }
@@ -83,24 +120,35 @@ func (s *state) compileLists(o *Options, cat *usercache.Catalogue) (changed bool
 	var there filter.Set
 	for _, l := range cat.Lists {
 		there.Add(l.Number)
-		if s.listHash[l.Number] == l.SHA256 {
+		id, held := listID(&l), &s.listHash[l.Number]
+		if *held == id {
 			continue
+		}
+		// What goes on matching without the text is the version before, unless the number was another list's.
+		without := func() {
+			if *held != (filter.ID{}) && !sameList(held, &id) {
+				b.Remove(l.Number)
+				*held = filter.ID{}
+				changed = true
+			}
 		}
 		text, ok := o.Blob(l.SHA256)
 		if !ok {
 			s.missing = append(s.missing, l.ID)
-			continue // the version before, if there is one, goes on matching
+			without()
+			continue
 		}
 		rep, err := b.Add(l.Number, bytes.NewReader(text))
 		if err == nil && rep.NotAList != "" {
 			b.Undo()
 		}
 		if err != nil || rep.NotAList != "" {
+			without()
 			o.Logger.Error("a catalogue list cannot be used; its last good version stays", "list", l.ID, "what", rep.NotAList, "err", err)
 			continue
 		}
 		o.Logger.Info("catalogue list compiled", "list", l.ID, "number", l.Number, "rules", rep.Rules, "skipped", rep.Skipped)
-		s.listHash[l.Number] = l.SHA256
+		*held = id
 		changed = true
 	}
 	if s.lists != nil {
@@ -108,7 +156,7 @@ func (s *state) compileLists(o *Options, cat *usercache.Catalogue) (changed bool
 		for n := range filter.MaxLists {
 			if held.Has(n) && !there.Has(n) {
 				b.Remove(n)
-				s.listHash[n] = [32]byte{}
+				s.listHash[n] = filter.ID{}
 				changed = true
 			}
 		}

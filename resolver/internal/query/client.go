@@ -21,6 +21,8 @@ type Client struct {
 	// Profile is the user's settings as they are for this device; the zero Profile, which filters nothing,
 	// for a client that nobody identified.
 	Profile usercache.Profile
+	// Catalogue is the state of package policy that the query is judged by from start to end.
+	Catalogue any
 	// Rules are the client's own rules as package policy has compiled them, held while the query lives.
 	Rules any
 }
