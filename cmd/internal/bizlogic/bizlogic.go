@@ -172,8 +172,11 @@ func Open(o Options) (*Service, error) {
 		s.datasets[kind] = d
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	for _, run := range []func(){s.writeLoop, s.flushLoop, s.refreshLoop, s.housekeepingLoop} {
+	for _, run := range []func(){s.writeLoop, s.flushLoop, s.housekeepingLoop} {
 		s.wg.Go(run)
+	}
+	for _, refresh := range []func(time.Time){s.refreshDue, s.refreshOwnDue} {
+		s.wg.Go(func() { s.refreshLoop(refresh) })
 	}
 	return s, nil
 }

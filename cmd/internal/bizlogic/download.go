@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -38,8 +39,12 @@ const (
 	maxURL = 2048
 	// maxAddresses is how many addresses of one name are tried.
 	maxAddresses = 6
-	// parallelFetches is how many lists are fetched at once.
+	// parallelFetches is how many lists of the catalogue are fetched at once, parallelOwn how many of users' own
+	// beside them, and parallelOfHost how many of these from one host: whoever may name a URL may name a server
+	// that takes its time.
 	parallelFetches = 4
+	parallelOwn     = 8
+	parallelOfHost  = 2
 )
 
 func (d Download) maxSize() int64 {
@@ -55,7 +60,58 @@ func (d Download) maxSize() int64 {
 type downloader struct {
 	opts   Download
 	client *http.Client
-	slots  chan struct{} // one token for each download under way
+	slots  chan struct{} // one token for each download of a catalogue's list under way
+	own    chan struct{} // one for each of users' own
+
+	mu    sync.Mutex       // guards the rest
+	hosts map[string]*host // of users' own lists that are fetched, or wait for it
+}
+
+// A host is one that users' own lists are fetched from.
+type host struct {
+	slots chan struct{}
+	n     int // downloads that have or want one
+}
+
+// enter waits for a turn to download; leave ends it.
+func (d *downloader) enter(ctx context.Context, w wanted, name string) (leave func(), err error) {
+	if !w.own {
+		select {
+		case d.slots <- struct{}{}:
+			return func() { <-d.slots }, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	d.mu.Lock()
+	h := d.hosts[name]
+	if h == nil {
+		h = &host{slots: make(chan struct{}, parallelOfHost)}
+		d.hosts[name] = h
+	}
+	h.n++
+	d.mu.Unlock()
+	gone := func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if h.n--; h.n == 0 {
+			delete(d.hosts, name)
+		}
+	}
+	select {
+	case h.slots <- struct{}{}:
+	case <-ctx.Done():
+		gone()
+		return nil, ctx.Err()
+	}
+	select {
+	case d.own <- struct{}{}:
+		return func() { <-d.own; <-h.slots; gone() }, nil
+	case <-ctx.Done():
+		<-h.slots
+		gone()
+		return nil, ctx.Err()
+	}
 }
 
 func newDownloader(o Download) *downloader {
@@ -75,9 +131,10 @@ func newDownloader(o Download) *downloader {
 			return nil
 		}
 	}
-	return &downloader{opts: o, slots: make(chan struct{}, parallelFetches), client: &http.Client{
+	return &downloader{opts: o, slots: make(chan struct{}, parallelFetches), own: make(chan struct{}, parallelOwn), hosts: map[string]*host{}, client: &http.Client{
 		Transport: &http.Transport{
 			DialContext:            dialVia(dialer, o.Resolve),
+			DisableCompression:     true, // net/http would not bound what is packed
 			ForceAttemptHTTP2:      true,
 			TLSHandshakeTimeout:    15 * time.Second,
 			ResponseHeaderTimeout:  30 * time.Second,
@@ -137,8 +194,9 @@ func checkRedirect(req *http.Request, via []*http.Request) error {
 type wanted struct {
 	url                string
 	etag, lastModified string
-	most               int64  // bytes, unpacked
+	most               int64  // bytes, packed and unpacked
 	bound              string // what sets most
+	own                bool   // a list of users' own
 }
 
 // A download is what came back. The caller drops its text.
@@ -151,18 +209,17 @@ type download struct {
 // fetch gets a text. Compressed texts are unpacked; the bound holds for what comes out. Errors hold no password.
 func (s *Service) fetch(ctx context.Context, w wanted) (download, error) {
 	d := s.downloads
-	select {
-	case d.slots <- struct{}{}:
-		defer func() { <-d.slots }()
-	case <-ctx.Done():
-		return download{}, ctx.Err()
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.Timeout, fmt.Errorf("it takes longer than %v (fetch.timeout)", d.opts.Timeout))
-	defer cancel()
 	u, err := parseURL(w.url)
 	if err != nil {
 		return download{}, err
 	}
+	leave, err := d.enter(ctx, w, u.Host)
+	if err != nil {
+		return download{}, err
+	}
+	defer leave()
+	ctx, cancel := context.WithTimeoutCause(ctx, d.opts.Timeout, fmt.Errorf("it takes longer than %v (fetch.timeout)", d.opts.Timeout))
+	defer cancel()
 	var got download
 	if u.Scheme == "file" {
 		got, err = s.fetchFile(ctx, u, w)
@@ -194,6 +251,7 @@ func (s *Service) fetchHTTP(ctx context.Context, u *url.URL, w wanted) (download
 	}
 	req.Header.Set("User-Agent", "sluice-bizd")
 	req.Header.Set("Accept", "text/plain, */*;q=0.5")
+	req.Header.Set("Accept-Encoding", "gzip")
 	if w.etag != "" {
 		req.Header.Set("If-None-Match", w.etag)
 	}
@@ -205,17 +263,23 @@ func (s *Service) fetchHTTP(ctx context.Context, u *url.URL, w wanted) (download
 		return download{}, err
 	}
 	defer resp.Body.Close()
+	packed := false
+	switch encoding := strings.Join(resp.Header.Values("Content-Encoding"), ", "); strings.ToLower(encoding) {
+	case "", "identity":
+	case "gzip", "x-gzip": // RFC 9110 section 8.4.1.3
+		packed = true
+	default:
+		return download{}, fmt.Errorf("the server sends it in the encoding %.50q; gzip alone was asked for", encoding)
+	}
 	switch {
 	case resp.StatusCode == http.StatusNotModified && w.etag+w.lastModified != "":
 		return download{unchanged: true}, nil
 	case resp.StatusCode != http.StatusOK:
 		return download{}, fmt.Errorf("the server answers %.100q", resp.Status)
-	case resp.Header.Get("Content-Encoding") != "" && !strings.EqualFold(resp.Header.Get("Content-Encoding"), "identity"):
-		return download{}, fmt.Errorf("the server sends it in the encoding %.50q; gzip alone was asked for", resp.Header.Get("Content-Encoding"))
 	case resp.ContentLength > w.most:
 		return download{}, fmt.Errorf("the text is longer than %d bytes (%s): %d are announced", w.most, w.bound, resp.ContentLength)
 	}
-	t, err := s.take(resp.Body, w)
+	t, err := s.take(resp.Body, w, packed)
 	return download{text: t, etag: header(resp, "ETag"), lastModified: header(resp, "Last-Modified")}, err
 }
 
@@ -258,7 +322,7 @@ func (s *Service) fetchFile(ctx context.Context, u *url.URL, w wanted) (download
 		if !fi.Mode().IsRegular() { // it has become something else
 			return download{}, errors.New("it is not a regular file")
 		}
-		tag := fmt.Sprintf("%d-%d", fi.Size(), fi.ModTime().UnixNano())
+		tag := fileTag(fi)
 		if tag == w.etag {
 			return download{unchanged: true}, nil
 		}
@@ -267,18 +331,29 @@ func (s *Service) fetchFile(ctx context.Context, u *url.URL, w wanted) (download
 				return 0, err
 			}
 			return f.Read(b)
-		}), w)
-		return download{text: t, etag: tag}, err
+		}), w, false)
+		if err != nil {
+			return download{}, err
+		}
+		if now, err := f.Stat(); err != nil || fileTag(now) != tag {
+			t.drop()
+			return download{}, cond(err, errors.New("the file was changed while it was read; it is read again later"))
+		}
+		return download{text: t, etag: tag}, nil
 	}
 	return download{}, errors.New("it is in none of the folders of fetch.files")
 }
+
+// fileTag is to a file what an ETag is to a page.
+func fileTag(fi os.FileInfo) string { return fmt.Sprintf("%d-%d", fi.Size(), fi.ModTime().UnixNano()) }
 
 type readerOf func([]byte) (int, error)
 
 func (f readerOf) Read(b []byte) (int, error) { return f(b) }
 
-// take copies what comes into a text, unpacking a .gz file.
-func (s *Service) take(r io.Reader, w wanted) (_ *text, err error) {
+// take copies what comes into a text, unpacking a .gz file, and before that what was packed to be sent. What is
+// packed is bounded too: it may unpack to nothing for ever.
+func (s *Service) take(r io.Reader, w wanted, packed bool) (_ *text, err error) {
 	t, err := s.newText(w.most, w.bound)
 	if err != nil {
 		return nil, err
@@ -288,17 +363,23 @@ func (s *Service) take(r io.Reader, w wanted) (_ *text, err error) {
 			t.drop()
 		}
 	}()
-	// What is packed is bounded too: a packed file may unpack to nothing for ever.
-	packed := bufio.NewReaderSize(&bounded{r, w.most, w}, 32<<10)
-	if magic, _ := packed.Peek(2); bytes.Equal(magic, []byte{0x1f, 0x8b}) {
-		z, err := gzip.NewReader(packed)
+	in := bufio.NewReaderSize(&bounded{r, w.most, w}, 32<<10)
+	if packed {
+		z, err := gzip.NewReader(in)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("the server says it is packed: %w", err)
 		}
-		_, err = io.Copy(t, z)
+		in = bufio.NewReaderSize(&bounded{z, w.most, w}, 32<<10)
+	}
+	if magic, _ := in.Peek(2); !bytes.Equal(magic, []byte{0x1f, 0x8b}) {
+		_, err = io.Copy(t, in)
 		return t, err
 	}
-	_, err = io.Copy(t, packed)
+	z, err := gzip.NewReader(in)
+	if err != nil {
+		return nil, err
+	}
+	_, err = io.Copy(t, z)
 	return t, err
 }
 
@@ -402,12 +483,16 @@ var special = []netip.Prefix{
 	netip.MustParsePrefix("198.51.100.0/24"),
 	netip.MustParsePrefix("203.0.113.0/24"),
 	netip.MustParsePrefix("240.0.0.0/4"),
+	netip.MustParsePrefix("::/96"),        // IPv4-compatible, RFC 4291 section 2.5.5.1
 	netip.MustParsePrefix("64:ff9b::/96"), // leads to IPv4 of any kind
 	netip.MustParsePrefix("64:ff9b:1::/48"),
 	netip.MustParsePrefix("100::/64"),
 	netip.MustParsePrefix("2001::/23"),
 	netip.MustParsePrefix("2001:db8::/32"),
 	netip.MustParsePrefix("2002::/16"),
+	netip.MustParsePrefix("3fff::/20"),
+	netip.MustParsePrefix("5f00::/16"),
+	netip.MustParsePrefix("fec0::/10"), // site-local, RFC 3879
 }
 
 func public(a netip.Addr) bool {

@@ -3,6 +3,7 @@ package bizlogic
 import (
 	"bytes"
 	"compress/gzip"
+	"compress/zlib"
 	"context"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/klauspost/compress/zstd"
 	bolt "go.etcd.io/bbolt"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
@@ -34,9 +38,33 @@ func forever(w io.Writer, text string) {
 	}
 }
 
-// What a server may do to a list that is there: each is refused with the limit named, the list stays, and nothing
-// is left behind.
+// packed is a text in gzip.
+func packed(text string) string {
+	var b strings.Builder
+	z := gzip.NewWriter(&b)
+	io.WriteString(z, text)
+	z.Close()
+	return b.String()
+}
+
+// What a server may do to a list that is there, one of the catalogue or of users' own: each is refused with the limit
+// named, the list stays, its error and counters say so, and nothing is left behind.
 func TestHostileServers(t *testing.T) {
+	encoded := func(encoding, body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", encoding)
+			io.WriteString(w, body)
+		}
+	}
+	zstd, err := zstd.NewWriter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var deflated bytes.Buffer
+	z := zlib.NewWriter(&deflated)
+	io.WriteString(z, manyRules(200))
+	z.Close()
+	bomb := strings.Repeat("||a.example^\n", 1<<20)
 	attacks := map[string]struct {
 		serve http.HandlerFunc
 		says  string
@@ -52,6 +80,43 @@ func TestHostileServers(t *testing.T) {
 			z := gzip.NewWriter(w)
 			forever(z, strings.Repeat("||a.example^\n", 1000))
 		}, "fetch.max_size"},
+		"a bomb in a bomb":        {encoded("gzip", packed(packed(bomb))), "fetch.max_size"},
+		"a bomb in two":           {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, packed(packed(bomb))) }, "binary"},
+		"packed thrice":           {encoded("gzip", packed(packed(packed(manyRules(200))))), "binary"},
+		"packed twice on the way": {encoded("gzip, gzip", packed(packed(manyRules(200)))), `encoding "gzip, gzip"`},
+		"twice in two lines": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["Content-Encoding"] = []string{"gzip", "gzip"}
+			io.WriteString(w, packed(packed(manyRules(200))))
+		}, `encoding "gzip, gzip"`},
+		"said to be packed": {encoded("gzip", manyRules(200)), "the server says it is packed"},
+		"deflated":          {encoded("deflate", deflated.String()), `encoding "deflate"`},
+		"zstd":              {encoded("zstd", string(zstd.EncodeAll([]byte(manyRules(200)), nil))), `encoding "zstd"`},
+		"zstd, unsaid":      {encoded("", string(zstd.EncodeAll([]byte(manyRules(200)), nil))), "binary"},
+		"deflated, unsaid":  {encoded("", deflated.String()), "binary"},
+		"packed nothing for ever on the way": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			forever(w, packed(""))
+		}, "fetch.max_size"},
+		"gone":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "404"},
+		"no way": {func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
+		"half of it": {func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, manyRules(200))
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler) // without the last chunk
+		}, "unexpected EOF"},
+		"a byte at a time": {func(w http.ResponseWriter, r *http.Request) {
+			tick := time.NewTicker(20 * time.Millisecond)
+			defer tick.Stop()
+			for _, b := range []byte(manyRules(100)) {
+				select {
+				case <-tick.C:
+				case <-r.Context().Done():
+					return
+				}
+				w.Write([]byte{b})
+				w.(http.Flusher).Flush()
+			}
+		}, "it takes longer than 100ms (fetch.timeout)"},
 		"packed nothing for ever": {func(w http.ResponseWriter, _ *http.Request) {
 			var none bytes.Buffer
 			gzip.NewWriter(&none).Close()
@@ -68,8 +133,8 @@ func TestHostileServers(t *testing.T) {
 			w.Write([]byte("|"))
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
-		}, "it takes longer than 500ms (fetch.timeout)"},
-		"no answer": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "it takes longer than 500ms (fetch.timeout)"},
+		}, "it takes longer than 100ms (fetch.timeout)"},
+		"no answer": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, "it takes longer than 100ms (fetch.timeout)"},
 		"shorter than announced": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			io.WriteString(w, "||a.example^\n")
@@ -117,11 +182,25 @@ func TestHostileServers(t *testing.T) {
 		f(w, r)
 	}))
 	t.Cleanup(srv.Close)
-	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true, MaxSize: 1 << 20}})
-	good, err := r.addURL("web", srv.URL)
-	if err != nil {
+	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true, MaxSize: 1 << 20}, Own: OwnLists{MaxSize: 1 << 20}})
+	if _, err := r.addURL("web", srv.URL); err != nil {
 		t.Fatal(err)
 	}
+	own := srv.URL + "/own"
+	r.user("ann")
+	if _, err := r.set("ann", "own_lists+=mine="+own); err != nil {
+		t.Fatal(err)
+	}
+	get := func(id string) *adminv1.List {
+		t.Helper()
+		l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.List
+	}
+	before := map[string]*adminv1.List{"web": get("web"), own: get(own)}
+	failures := uint32(0)
 	for what, a := range attacks {
 		mu.Lock()
 		serve = a.serve
@@ -129,20 +208,212 @@ func TestHostileServers(t *testing.T) {
 		// Only where time is to run out, or a busy machine would decide what is refused first.
 		r.svc.downloads.opts.Timeout = time.Minute
 		if strings.Contains(a.says, "fetch.timeout") {
-			r.svc.downloads.opts.Timeout = 500 * time.Millisecond
+			r.svc.downloads.opts.Timeout = 100 * time.Millisecond
 		}
-		_, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"})
-		wantError(t, err, codes.FailedPrecondition, "")
-		if !strings.Contains(fmt.Sprint(err), a.says) {
-			t.Errorf("%s: %v; want something of %q", what, err, a.says)
+		failures++
+		for id, was := range before {
+			says := a.says
+			if id == own {
+				says = strings.Replace(says, "fetch.max_size", "own_lists.max_size", 1)
+			}
+			_, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: id})
+			wantError(t, err, codes.FailedPrecondition, "")
+			if !strings.Contains(fmt.Sprint(err), says) {
+				t.Errorf("%s: %v; want something of %q", what, err, says)
+			}
+			l := get(id)
+			if l.Sha256 != was.Sha256 || l.Rules != was.Rules || l.Fetched != was.Fetched || l.Updated != was.Updated ||
+				l.Failures != failures || l.Tried < was.Fetched || !strings.Contains(l.Error, says) {
+				t.Errorf("%s: the list became %v", what, l)
+			}
 		}
-		l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: "web"})
-		if err != nil || l.List.Sha256 != good.List.Sha256 || l.List.Error == "" || l.List.Failures == 0 {
-			t.Errorf("%s: the list became %v, %v", what, l, err)
+	}
+	u, err := r.users.GetUser(t.Context(), &adminv1.GetUserRequest{Id: "ann"})
+	if l := u.GetUser().GetSettings().GetOwnLists().GetValues(); err != nil || len(l) != 1 || fmt.Sprintf("%x", l[0].Sha256) != before[own].Sha256 || l[0].Rules != 100 {
+		t.Errorf("the user has %v, %v", l, err)
+	}
+	// What nobody has yet does not begin so.
+	for what, a := range map[string]http.HandlerFunc{"gone": attacks["gone"].serve, "a web page": attacks["a web page"].serve, "half": attacks["half of it"].serve} {
+		mu.Lock()
+		serve = a
+		mu.Unlock()
+		if _, err := r.set("ann", "own_lists+=more="+own+"2"); err == nil || !strings.Contains(err.Error(), "/own2") {
+			t.Errorf("%s: %v", what, err)
+		}
+		_, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: own + "2"})
+		wantError(t, err, codes.NotFound, "")
+	}
+	// And all is well once the server is.
+	mu.Lock()
+	serve = func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "X-Gzip")
+		io.WriteString(w, packed(packed(manyRules(101))))
+	}
+	mu.Unlock()
+	for id := range before {
+		if _, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: id}); err != nil {
+			t.Error(err)
+		}
+		if l := get(id); l.Rules != 101 || l.Failures != 0 || l.Error != "" {
+			t.Errorf("after all %v", l)
 		}
 	}
 	if left, err := os.ReadDir(filepath.Join(r.svc.opts.Dir, "blobs", incoming)); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// Servers that take their time, however many of users' lists are on them, keep neither the catalogue's lists waiting
+// nor those of users on other servers.
+func TestSlowServers(t *testing.T) {
+	release := make(chan struct{})
+	entered := make(chan string, 100)
+	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		entered <- r.Host
+		<-release
+		io.WriteString(w, manyRules(3))
+	})
+	quick := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, manyRules(3)) }))
+	t.Cleanup(quick.Close)
+	r := start(t, Options{Download: Download{PrivateAddresses: true}})
+	r.user("quick")
+	var g errgroup.Group
+	waiting := func(user, from string) {
+		r.user(user)
+		g.Go(func() error {
+			_, err := r.set(user, "own_lists+=slow="+from)
+			return err
+		})
+	}
+	one := httptest.NewServer(slow)
+	t.Cleanup(one.Close)
+	for i := range 2 * parallelOwn {
+		waiting(fmt.Sprintf("one%d", i), fmt.Sprintf("%s/%d", one.URL, i))
+	}
+	for range parallelOfHost {
+		<-entered
+	}
+	if _, err := r.set("quick", "own_lists+=quick="+quick.URL); err != nil {
+		t.Error(err)
+	}
+	// With a server of his own for each, somebody has all the turns of users, and none of the catalogue.
+	for i := parallelOfHost; i < parallelOwn; i++ {
+		another := httptest.NewServer(slow)
+		t.Cleanup(another.Close)
+		waiting(fmt.Sprintf("more%d", i), another.URL)
+		<-entered
+	}
+	if _, err := r.addURL("web", quick.URL); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"}); err != nil {
+		t.Error(err)
+	}
+	r.svc.refreshDue(time.Now().Add(26 * time.Hour))
+	if l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: "web"}); err != nil || l.List.Failures != 0 {
+		t.Errorf("%v, %v", l, err)
+	}
+	select {
+	case host := <-entered:
+		t.Errorf("%s has had one more turn", host)
+	default:
+	}
+	close(release)
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+	if d := r.svc.downloads; len(d.hosts) != 0 || len(d.own) != 0 || len(d.slots) != 0 {
+		t.Errorf("turns that were not given back: %v, %d, %d", d.hosts, len(d.own), len(d.slots))
+	}
+	// Where many lists fail, and take their time to, those that do not come first.
+	broken := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+	t.Cleanup(broken.Close)
+	if _, err := r.svc.change(t.Context(), func(v *view) error {
+		src, err := v.own(one.URL + "/0")
+		if err == nil {
+			src.Source.Failures = 3
+			err = v.auxPut(bucketOwn, one.URL+"/0", src)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	due, err := r.svc.dueOwn(time.Now().Add(26 * time.Hour))
+	if err != nil || len(due) != 3*parallelOwn-parallelOfHost+1 || due[len(due)-1] != one.URL+"/0" {
+		t.Errorf("%d due, %v; the last is %v", len(due), err, due[len(due)-1])
+	}
+}
+
+// What a server says of the version of a text is believed as far as it goes, and can spoil nothing.
+func TestETags(t *testing.T) {
+	var mu sync.Mutex
+	text, tag := manyRules(100), ""
+	always := false // says "not changed" whatever is asked
+	var asked string
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = r.Header.Get("If-None-Match")
+		w.Header()["Etag"] = []string{tag}
+		if always || asked != "" && asked == tag {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		io.WriteString(w, text)
+	}))
+	t.Cleanup(srv.Close)
+	for _, own := range []bool{false, true} {
+		r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true}})
+		r.user("ann")
+		id := "web"
+		serve := func(newText, newTag string, is304 bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			text, tag, always = newText, newTag, is304
+		}
+		serve(manyRules(100), "", false)
+		var err error
+		if own {
+			id = srv.URL + "/own"
+			_, err = r.set("ann", "own_lists+=mine="+id)
+		} else {
+			_, err = r.addURL("web", srv.URL)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			text, tag string
+			is304     bool
+			rules     uint32
+			changed   bool
+			err       string
+			asked     string
+		}{
+			{manyRules(101), `"a"`, false, 101, true, "", ""},
+			{manyRules(101), `"a"`, false, 101, false, "", `"a"`},
+			{manyRules(101), `W/"b"`, false, 101, false, "", `"a"`}, // a new version that is the old
+			{manyRules(102), `W/"b"`, false, 101, false, "", `W/"b"`},
+			{"<html>", `"c"`, false, 101, false, "web page", `W/"b"`},
+			{manyRules(102), `"c"`, false, 102, true, "", `W/"b"`}, // what was refused is not what is here
+			{manyRules(103), `"` + strings.Repeat("x", 300) + `"`, false, 103, true, "", `"c"`},
+			{manyRules(104), "", true, 103, false, "304", ""}, // nothing was asked
+			{manyRules(104), `"d"`, false, 104, true, "", ""},
+			{manyRules(1), `"e"`, false, 104, false, "shrink guard", `"d"`},
+			{manyRules(1), `"e"`, false, 104, false, "shrink guard", ""}, // what is held is not what is here
+			{manyRules(105), `"f"`, false, 105, true, "", ""},
+			{manyRules(106), `"g"`, true, 105, false, "", `"f"`},
+		} {
+			serve(step.text, step.tag, step.is304)
+			got, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: id})
+			if (err != nil) != (step.err != "") || err != nil && !strings.Contains(err.Error(), step.err) || got.GetChanged() != step.changed || asked != step.asked {
+				t.Errorf("%s, %.40q, %.20q: %v, %v; asked with %q, want %q", id, step.text, step.tag, got, err, asked, step.asked)
+			}
+			l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: id})
+			if err != nil || l.List.Rules != step.rules || (l.List.Error != "") != (step.err != "") {
+				t.Errorf("%s, %.40q, %.20q: %v, %v", id, step.text, step.tag, l, err)
+			}
+		}
 	}
 }
 
@@ -329,6 +600,65 @@ func TestListsFromFiles(t *testing.T) {
 	wantError(t, err, codes.InvalidArgument, "url")
 }
 
+// A meddler does something when it is asked whether it has ended.
+type meddler struct {
+	context.Context
+	does func()
+}
+
+func (m meddler) Err() error {
+	m.does()
+	return m.Context.Err()
+}
+
+// A file that somebody is still writing is not taken half written.
+func TestFileChangedWhileRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "list.txt")
+	if err := os.WriteFile(path, []byte(manyRules(100)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, Options{Download: Download{Files: []string{filepath.Dir(path)}}})
+	u := &url.URL{Scheme: "file", Path: path}
+	w := r.svc.wantedList(u.String())
+	_, err := r.svc.fetchFile(meddler{t.Context(), sync.OnceFunc(func() {
+		if err := os.WriteFile(path, []byte(manyRules(200)), 0o600); err != nil {
+			t.Error(err)
+		}
+	})}, u, w)
+	if err == nil || !strings.Contains(err.Error(), "changed while it was read") {
+		t.Error(err)
+	}
+	got, err := r.svc.fetchFile(t.Context(), u, w)
+	if err != nil || got.text.size != int64(len(manyRules(200))) {
+		t.Errorf("%v, %v", got, err)
+	}
+	got.text.drop()
+	if left, err := os.ReadDir(filepath.Join(r.svc.opts.Dir, "blobs", incoming)); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// A line of 10 MB costs a list that line.
+func TestLongLine(t *testing.T) {
+	const long = 10 << 20
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, "||a.example^\n||"+strings.Repeat("b", long)+".example^\n||c.example^\n")
+	}))
+	t.Cleanup(srv.Close)
+	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true}})
+	r.user("ann")
+	if _, err := r.set("ann", "own_lists+=mine="+srv.URL); err != nil {
+		t.Fatal(err)
+	}
+	if l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: srv.URL}); err != nil || l.List.Rules != 2 || l.List.Skipped != 1 || l.List.Size < long {
+		t.Errorf("%v, %v", l, err)
+	}
+	got, err := r.addURL("web", srv.URL)
+	if err != nil || got.List.Rules != 2 || len(got.Complaints) != 1 || got.Complaints[0].Line != 2 || !strings.Contains(got.Complaints[0].What, "long") {
+		t.Errorf("%v, %v", got.GetComplaints(), err)
+	}
+}
+
 // The first title names a list that has no name; other remarks are no news.
 func TestListTitleAndRemarks(t *testing.T) {
 	s := &site{text: "! Title:  My Title  \n! Title: Bad, Ignored Title\n||a.example^\n"}
@@ -469,7 +799,7 @@ func TestOwnLists(t *testing.T) {
 
 	// A refresh reaches all who name it, one that would shrink none till it is accepted.
 	s.set(func() { s.text, s.etag = manyRules(110), `"two"` })
-	r.svc.refreshDue(time.Now().Add(26 * time.Hour))
+	r.svc.refreshOwnDue(time.Now().Add(26 * time.Hour))
 	if got := held(); got[0] == first[0] || got[0] != got[1] || got[0] != got[2] || !strings.HasSuffix(got[0], " 110") {
 		t.Errorf("after a refresh %q", got)
 	}
@@ -527,7 +857,7 @@ func TestOwnLists(t *testing.T) {
 	}
 	r.stop()
 	r = start(t, o)
-	r.svc.refreshDue(time.Now())
+	r.svc.refreshOwnDue(time.Now())
 	if got := held(); len(got) != 4 || !strings.HasSuffix(got[3], " 77") {
 		t.Errorf("after a restart %q", got)
 	}

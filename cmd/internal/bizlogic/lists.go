@@ -581,8 +581,9 @@ func (a listServer) AcceptList(ctx context.Context, req *adminv1.AcceptListReque
 	return &adminv1.AcceptListResponse{Revision: done.revision, Dataset: Catalogue, List: done.list}, nil
 }
 
-// refreshLoop fetches lists when they are due.
-func (s *Service) refreshLoop() {
+// refreshLoop fetches what is due, again and again. Lists of the catalogue and users' own each have one, so that
+// neither waits for the other.
+func (s *Service) refreshLoop(refresh func(now time.Time)) {
 	t := time.NewTicker(time.Minute)
 	defer t.Stop()
 	for {
@@ -591,19 +592,15 @@ func (s *Service) refreshLoop() {
 			return
 		case <-t.C:
 		}
-		s.refreshDue(clock.Wall())
+		refresh(clock.Wall())
 	}
 }
 
-// refreshDue fetches what is due, a few at a time, and returns when that is done.
+// refreshDue fetches lists of the catalogue that are due, a few at a time, and returns when that is done.
 func (s *Service) refreshDue(now time.Time) {
 	due, err := s.dueLists(now)
 	if err != nil {
 		s.log.Error("looking for lists to refresh", "error", err)
-	}
-	own, err := s.dueOwn(now)
-	if err != nil {
-		s.log.Error("looking for users' own lists to refresh", "error", err)
 	}
 	var g errgroup.Group
 	g.SetLimit(parallelFetches)
@@ -619,7 +616,18 @@ func (s *Service) refreshDue(now time.Time) {
 			return nil
 		})
 	}
-	for _, from := range own {
+	_ = g.Wait() // each has said what went wrong
+}
+
+// refreshOwnDue is refreshDue of users' own lists.
+func (s *Service) refreshOwnDue(now time.Time) {
+	due, err := s.dueOwn(now)
+	if err != nil {
+		s.log.Error("looking for users' own lists to refresh", "error", err)
+	}
+	var g errgroup.Group
+	g.SetLimit(parallelOwn)
+	for _, from := range due {
 		g.Go(func() error {
 			if err := s.refreshOwn(s.ctx, from, false); err != nil && s.ctx.Err() == nil {
 				s.log.Warn("list of users not refreshed; the old text stays", "url", showURL(from), "error", statusMessage(err))
@@ -627,7 +635,7 @@ func (s *Service) refreshDue(now time.Time) {
 			return nil
 		})
 	}
-	_ = g.Wait() // each has said what went wrong
+	_ = g.Wait()
 }
 
 // dueLists is the lists whose time has come.

@@ -243,6 +243,7 @@ func TestPublicAddresses(t *testing.T) {
 		"127.0.0.1": false, "10.1.2.3": false, "192.168.1.1": false, "172.16.0.1": false, "169.254.169.254": false, "100.64.1.1": false,
 		"0.0.0.0": false, "224.0.0.1": false, "255.255.255.255": false, "::": false, "::1": false, "fe80::1": false, "fd00::1": false,
 		"::ffff:127.0.0.1": false, "64:ff9b::7f00:1": false, "2002:7f00:1::": false,
+		"::127.0.0.1": false, "fec0::1": false, "3fff::1": false, "5f00::1": false, "fe80::1%eth0": false, "::ffff:8.8.8.8": true,
 	} {
 		if got := public(netip.MustParseAddr(addr)); got != want {
 			t.Errorf("public(%s) = %v", addr, got)

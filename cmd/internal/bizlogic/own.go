@@ -2,10 +2,12 @@ package bizlogic
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/hex"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -167,7 +169,7 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 	if src.Spreading {
 		return s.spread(ctx, from)
 	}
-	w := wanted{url: from, most: s.opts.Own.MaxSize, bound: "own_lists.max_size"}
+	w := wanted{url: from, most: s.opts.Own.MaxSize, bound: "own_lists.max_size", own: true}
 	if hasText(s.opts.Dir, src.Sha256) && len(src.Source.HeldSha256) == 0 {
 		w.etag, w.lastModified = src.Source.Etag, src.Source.LastModified
 	}
@@ -178,10 +180,10 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 		if report, err = s.judge(ctx, from, got.text); err == nil && report.Rules > s.opts.Own.Rules {
 			err = fmt.Errorf("it has %d rules; at most %d are possible (own_lists.rules)", report.Rules, s.opts.Own.Rules)
 		}
-		if err == nil {
-			if err := got.text.keep(); err != nil {
-				return storing(err)
-			}
+		if err != nil {
+			err = fmt.Errorf("what %s serves cannot be used: %w", showURL(from), err)
+		} else if err := got.text.keep(); err != nil {
+			return storing(err)
 		}
 	}
 	if ctx.Err() != nil {
@@ -381,9 +383,10 @@ func (v *view) giveOwn(owner string, src *storev1.OwnSource) error {
 }
 
 // dueOwn is the URLs whose time has come: to be fetched, to be spread further, or to be forgotten, which is done
-// here.
+// here. Those that have failed least come first: there may be many that take their time to fail.
 func (s *Service) dueOwn(now time.Time) (due []string, err error) {
 	var unused []string
+	failures := map[string]uint32{}
 	err = s.db.View(func(tx *bolt.Tx) error {
 		v := &view{tx: tx}
 		return tx.Bucket(bucketService).Bucket(bucketOwn).ForEach(func(k, _ []byte) error {
@@ -403,10 +406,12 @@ func (s *Service) dueOwn(now time.Time) (due []string, err error) {
 				}
 			case src.Spreading || !now.Before(s.nextFetch(string(k), src.Source)):
 				due = append(due, string(k))
+				failures[string(k)] = src.Source.Failures
 			}
 			return nil
 		})
 	})
+	slices.SortStableFunc(due, func(a, b string) int { return cmp.Compare(failures[a], failures[b]) })
 	if err != nil || len(unused) == 0 {
 		return due, err
 	}
