@@ -102,24 +102,27 @@ func (p *Pipeline) prepare(w *waiter) {
 		defer p.running.Done()
 		defer p.inFlight.Add(-1)
 		var err error
-		ready := true
+		proving, ready := w.q.Turn.Stage == query.StageStart, false
 		p.guard(query.NewTree(clock.Elapsed(), p.o.Budget()), w.q.Question, &err, func(ctx context.Context) error {
-			if w.q.Turn.Stage == query.StageStart {
+			if proving {
 				p.o.Identify.Prove(ctx, w.q)
-			} else if ready = p.o.Policy.Prepare(ctx, w.q); !ready && ctx.Err() != nil {
-				w.prepared = maxPrepared
+			} else {
+				ready = p.o.Policy.Prepare(ctx, w.q)
 			}
-			return nil
+			return ctx.Err()
 		})
-		if !ready {
-			if w.prepared++; w.prepared > maxPrepared {
-				p.busy(w) // rather than to judge by less than all of its rules
-				return
+		switch {
+		case ready:
+		case proving:
+			if w.q.Proof == query.NoProof {
+				w.q.Proof = query.ProofFailed // a panic, which must not come again and again
 			}
+		case err != nil || w.prepared == maxPrepared:
+			p.busy(w) // rather than to judge by less than all of the client's rules
+			return
+		default:
+			w.prepared++
 			w.q.Proof, w.q.Client, w.q.Turn = query.NoProof, query.Client{}, query.Turn{}
-		}
-		if w.q.Turn.Stage == query.StageStart && w.q.Proof == query.NoProof {
-			w.q.Proof = query.ProofFailed // a panic, which must not come again and again
 		}
 		p.end(w, nil)
 	}()

@@ -36,6 +36,7 @@ type stages struct {
 	prove    func(*query.Query)
 	prepare  func()
 	prepared atomic.Bool
+	changing atomic.Int32 // how often Prepare finds that the client's settings have changed
 
 	mu    sync.Mutex
 	cache map[query.Question]settled.Entry
@@ -56,6 +57,9 @@ func (s *stages) Prove(_ context.Context, q *query.Query)    { s.prove(q) }
 func (s *stages) Ready(*query.Query) bool                    { return s.prepare == nil || s.prepared.Load() }
 func (s *stages) Prepare(context.Context, *query.Query) bool {
 	s.prepare()
+	if s.changing.Add(-1) >= 0 {
+		return false
+	}
 	s.prepared.Store(true)
 	return true
 }
@@ -744,6 +748,52 @@ func TestRulesAreCompiledFirst(t *testing.T) {
 	}
 	cancel()
 	p.Close()
+}
+
+// A client whose settings change while its rules are compiled is admitted and identified anew. While they change without
+// end, or cannot be compiled, nothing is judged.
+func TestRulesThatChangeMeanwhile(t *testing.T) {
+	question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
+	for _, c := range []struct {
+		changing         int32
+		panics           bool
+		want             string
+		identified, made int32
+	}{
+		{2, false, "NOERROR A=192.0.2.1", 3, 3},
+		{1000, false, "SERVFAIL EDE22", maxPrepared + 1, maxPrepared + 1},
+		{0, true, "SERVFAIL EDE22", 1, 1},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &stages{cache: map[query.Question]settled.Entry{question: address(question, "192.0.2.1")}}
+		s.changing.Store(c.changing)
+		var identified, made atomic.Int32
+		s.identify = func(q *query.Query) query.RefuseReason {
+			if q.Client != (query.Client{}) || q.Proof != query.NoProof {
+				t.Errorf("identified with what was known before: %+v", q.Client)
+			}
+			identified.Add(1)
+			q.Client.Kind = query.Identified
+			return query.NotRefused
+		}
+		s.prepare = func() {
+			if made.Add(1); c.panics {
+				panic("rules")
+			}
+		}
+		s.question = func(q *query.Query) query.Verdict {
+			if !s.prepared.Load() || q.Client.Kind != query.Identified {
+				t.Error("judged before the rules were compiled")
+			}
+			return query.Verdict{}
+		}
+		p := start(t, ctx, s, Options{Logger: slog.New(slog.DiscardHandler)})
+		if got := brief(ask(t, p, p.NewWorker(), "www.example.", nil)); got != c.want || identified.Load() != c.identified || made.Load() != c.made {
+			t.Errorf("%d changes, panics=%v: %s, identified %d times, prepared %d times", c.changing, c.panics, got, identified.Load(), made.Load())
+		}
+		cancel()
+		p.Close()
+	}
 }
 
 // A client whose password has to be verified waits for that alone, then for its rules, and is answered; one whose
