@@ -299,6 +299,33 @@ func TestRewrites(t *testing.T) {
 	}
 }
 
+// Hosts lines, in a list and pasted among one's own rules: of all addresses that they give a name those are answered
+// that lead somewhere, and their usual beginning does no harm.
+func TestHostsLines(t *testing.T) {
+	const nulls, reals = "0.0.0.0 both.example\n::1 six.example\n0.0.0.0 null.example\n", "192.0.2.7 both.example\n2001:db8::7 six.example\n"
+	const beginning = "127.0.0.1 localhost\n::1 localhost\nfe80::1%lo0 localhost\n0.0.0.0 0.0.0.0\n"
+	w := newWorld(t)
+	w.list("nulls", 0, beginning+nulls)
+	w.list("reals", 1, reals)
+	w.put(usercache.Users, "listed", &userv1.User{Settings: &userv1.Settings{Lists: set("nulls", "reals")}, Devices: []*userv1.Device{{Id: "listed"}}})
+	w.put(usercache.Users, "own", &userv1.User{Rules: rules(beginning, nulls, reals), Devices: []*userv1.Device{{Id: "own"}}})
+	p := w.policy()
+	for device, by := range map[string]string{"listed": "list", "own": "user rule"} {
+		for _, c := range []struct{ name, typ, want string }{
+			{"both.example.", "A", "synthesised by " + by + " NOERROR 192.0.2.7"},
+			{"both.example.", "AAAA", "blocked by " + by + " mode 0"},
+			{"six.example.", "AAAA", "synthesised by " + by + " NOERROR 2001:db8::7"},
+			{"null.example.", "A", "blocked by " + by + " mode 0"},
+			{"localhost.", "A", "pass by nothing"}, // P11
+			{"localhost.", "AAAA", "pass by nothing"},
+		} {
+			if got := say(p.Question(w.ask(p, device, c.name, c.typ))); got != c.want {
+				t.Errorf("%s: %s %s: %s, want %s", device, c.name, c.typ, got, c.want)
+			}
+		}
+	}
+}
+
 func addrPort(addr string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(addr), 5000) }
 
 // What would change a verdict is said as a setting or a rule.

@@ -42,6 +42,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -371,7 +372,7 @@ func (j *judge) hash(n dnsname.Name) name {
 
 // early is rows 2 to 5.
 func (j *judge) early(n *name) query.Verdict {
-	if j.own == nil {
+	if j.own == nil || n.text == localhost {
 		return query.Verdict{}
 	}
 	if u := j.own.unblocked(n.text); u != nil {
@@ -490,8 +491,8 @@ var bypassKeys = map[usercache.Flags]string{
 	usercache.BlockFirefoxCanary: "block_firefox_canary", usercache.BlockPrivateRelay: "block_private_relay",
 }
 
-// localhost is never judged by lists: hosts files name it with its own address, which is no blocking, and
-// its answer is local data.
+// localhost is never judged by rules: hosts files name it with its own address, which is no blocking, and its answer
+// is local data.
 var localhost = dnsname.MustParse("localhost.")
 
 // late is rows 9 to 11.
@@ -722,7 +723,7 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 	case filter.Allowed:
 		v.Kind = query.Allowed
 	case filter.Blocked:
-		if addrs := m.HostAddrs(r, j.fq.Type); len(addrs) > 0 && !meansBlocked(addrs) {
+		if addrs := slices.DeleteFunc(m.HostAddrs(r, j.fq.Type), meansBlocked); len(addrs) > 0 {
 			v.Kind, v.Synth = query.Synthesised, addressSynth(addrs, j.fq.Type, j.p.BlockTTL)
 			break
 		}
@@ -738,15 +739,9 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 	return v
 }
 
-// meansBlocked reports whether hosts lines name only addresses that lists use to say "blocked".
-func meansBlocked(addrs []netip.Addr) bool {
-	for _, a := range addrs {
-		if !a.IsUnspecified() && !a.IsLoopback() {
-			return false
-		}
-	}
-	return true
-}
+// meansBlocked reports whether an address is one that hosts lines use to say "blocked". Beside others, which lead
+// somewhere, it says nothing.
+func meansBlocked(a netip.Addr) bool { return a.IsUnspecified() || a.IsLoopback() }
 
 // reason is the text of the extended error: the name of the list or service that blocked.
 func (j *judge) reason(from source, r *filter.Result, why query.Why) string {
