@@ -612,7 +612,9 @@ func (p *Pipeline) reverse(q *query.Query) bool {
 // apply carries out a verdict. over is true if that ended the query; Redirected and Flattened set up the
 // next turn and leave going on to the caller.
 func (p *Pipeline) apply(q *query.Query, v *query.Verdict, out []byte) (oc outcome, n int, over bool) {
-	q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line = v.Kind, v.Why, v.List, v.Line
+	if v.Kind != query.Pass || v.Why != 0 { // who has nothing to say of the answer does not unsay what let it through
+		q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line = v.Kind, v.Why, v.List, v.Line
+	}
 	switch v.Kind {
 	case query.Pass, query.Allowed:
 		return 0, 0, false
@@ -631,6 +633,7 @@ func (p *Pipeline) apply(q *query.Query, v *query.Verdict, out []byte) (oc outco
 		n = p.o.Render.Error(q, dnswire.RCodeRefused, edeProhibited, v.Block.Reason, out)
 	case query.Truncated:
 		if q.Transport != query.UDP {
+			q.Outcome.Verdict = query.Pass // it came the way it was to come
 			return 0, 0, false
 		}
 		n = p.o.Render.Truncated(q, out)

@@ -217,7 +217,7 @@ func TestEveryVerdictAtBothPoints(t *testing.T) {
 	for kind, expect := range want {
 		for _, onAnswer := range []bool{false, true} {
 			for _, warm := range []bool{false, true} {
-				v := query.Verdict{Kind: kind, Target: to, Synth: synth, Block: query.Block{EDE: 15, TTL: time.Minute}}
+				v := query.Verdict{Kind: kind, Why: 5, List: 7, Target: to, Synth: synth, Block: query.Block{EDE: 15, TTL: time.Minute}}
 				s := &stages{cache: map[query.Question]settled.Entry{}}
 				fetched := 0
 				s.fetch = func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
@@ -247,10 +247,23 @@ func TestEveryVerdictAtBothPoints(t *testing.T) {
 					}
 				}
 				ctx, cancel := context.WithCancel(t.Context())
-				p := start(t, ctx, s, Options{})
+				p := start(t, ctx, s, Options{ByList: 1 << 5})
 				got := brief(ask(t, p, p.NewWorker(), "www.example.", nil))
 				if got != expect {
 					t.Errorf("%v on answer=%v warm=%v: %s, want %s", kind, onAnswer, warm, got, expect)
+				}
+				// What was said is what is counted, whatever silence came after it.
+				var said [query.NumVerdictKind]uint64
+				var byList uint64
+				for _, w := range p.Workers() {
+					for k := range said {
+						said[k] += w.Counters.Verdicts[k].Load()
+					}
+					byList += w.Counters.Lists[7].Load()
+				}
+				var once [query.NumVerdictKind]uint64
+				if once[kind] = 1; said != once || byList != 1 {
+					t.Errorf("%v on answer=%v warm=%v: counted as %v, %d times by the list", kind, onAnswer, warm, said, byList)
 				}
 				if warm && fetched > 0 {
 					t.Errorf("%v on answer=%v: %d fetches with a warm cache", kind, onAnswer, fetched)
