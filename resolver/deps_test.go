@@ -88,8 +88,8 @@ var allowed = map[string][]string{
 	"rpz":       {"dnsname", "dnswire", "query"},
 	"rebinding": {"dnsname", "dnswire", "query"},
 	"pipeline":  {"/resolver/clock", "crew", "dnsname", "dnswire", "query", "query/settled"},
-	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "filter/rulelist", "limits", "policy", "query",
-		"query/settled", "rrcache"},
+	"admin": {"/proto/admin/v1", "/proto/user/v1", "/resolver/clock", "/usercache", "answercache", "dnsname", "dnswire", "filter/rulelist", "limits", "overload", "pipeline", "policy", "query",
+		"query/settled", "rpz", "rrcache"},
 	"metrics": {"query"},
 
 	"denialcache":      {"/resolver/clock", "dnsname", "dnswire", "query", "validator/denial"},

@@ -14,7 +14,6 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
 	"github.com/sluice-dns/sluice/resolver/internal/metrics"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
-	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
 )
 
 // Words of the operator's side; see packages admin and metrics.
@@ -76,14 +75,7 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 		}},
 		Cache: admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key, Forget: r.engine.forget},
 		Explain: admin.Policies{
-			Users: r.o.Users, Policy: r.policy, Blob: r.o.Blob,
-			Answer: func(ctx context.Context, q query.Question) (e settled.Entry, local bool, err error) {
-				if e, ok := r.local.Lookup(&q, clock.Elapsed()); ok {
-					return e, true, nil
-				}
-				e, err = r.engine.Fetch(ctx, query.NewTree(clock.Elapsed(), query.Budget{}), q)
-				return e, false, err
-			},
+			Users: r.o.Users, Policy: r.policy, Path: r.stages, Gate: r.gate, Zones: r.rules, Blob: r.o.Blob,
 		},
 		Sync: o.Sync, Lifecycle: lifecycle(o.Draining),
 	}

@@ -132,25 +132,47 @@ func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant)
 	if rules == nil {
 		return v, false
 	}
+	facts, servers := z.behind(rules, q, a, now)
+	return rules.Answer(facts, servers, q.Turn.Current.Name, q.Turn.Current.Type)
+}
+
+// ExplainQuestion is Question, with what decided.
+func (z *policyZones) ExplainQuestion(q *query.Query) (v query.Verdict, d rpz.Decision, hit bool) {
+	if rules := z.rules.Load(); rules != nil {
+		return rules.ExplainQuestion(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+	}
+	return v, d, false
+}
+
+// ExplainAnswer is Answer, with what decided.
+func (z *policyZones) ExplainAnswer(q *query.Query, a *query.Answer, now clock.Instant) (v query.Verdict, d rpz.Decision, hit bool) {
+	rules := z.rules.Load()
+	if rules == nil {
+		return v, d, false
+	}
+	facts, servers := z.behind(rules, q, a, now)
+	return rules.ExplainAnswer(facts, servers, q.Turn.Current.Name, q.Turn.Current.Type)
+}
+
+// behind is what an answer holds and, if rules want to know, the servers of the zones that it came through.
+func (z *policyZones) behind(rules *rpz.Rules, q *query.Query, a *query.Answer, now clock.Instant) (facts query.Facts, servers []rpz.Server) {
 	cur := &q.Turn.Current
-	var facts query.Facts
 	if a != nil {
 		facts = a.Facts
 	}
-	var servers []rpz.Server
-	if rules.WantServers() {
-		servers = z.servers(servers, cur.Name, cur.View, now)
-		for off := 0; ; {
-			kind, value, next, ok := facts.Next(off)
-			if !ok {
-				break
-			}
-			if off = next; kind == query.FactAlias {
-				servers = z.servers(servers, dnsname.Name(value), cur.View, now)
-			}
+	if !rules.WantServers() {
+		return facts, nil
+	}
+	servers = z.servers(servers, cur.Name, cur.View, now)
+	for off := 0; ; {
+		kind, value, next, ok := facts.Next(off)
+		if !ok {
+			return facts, servers
+		}
+		if off = next; kind == query.FactAlias {
+			servers = z.servers(servers, dnsname.Name(value), cur.View, now)
 		}
 	}
-	return rules.Answer(facts, servers, cur.Name, cur.Type)
 }
 
 // maxServers bounds the name servers that one answer is judged by.

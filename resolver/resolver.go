@@ -183,9 +183,10 @@ type Resolver struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	engine  *engine
-	local   *localdata.Data
 	policy  *policy.Policy
 	rules   *policyZones
+	gate    *overload.Gate
+	stages  pipeline.Options // what path is made of
 	path    *pipeline.Pipeline
 	servers []server
 	named   []namedListener // for metrics
@@ -233,13 +234,12 @@ func New(o Options) (_ *Resolver, err error) {
 	if err != nil {
 		return nil, err
 	}
-	r.local = local
 	r.policy = policy.New(policy.Options{
 		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
 		Index:    o.FilterIndex,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
-	gate := overload.New(overload.Options{
+	r.gate = overload.New(overload.Options{
 		Allow: o.Access.Allow, Unlimited: o.Access.Unlimited, Seed: r.engine.key.K0,
 		Rate: func() int { return int(o.Limits.Value(limits.ClientRate)) },
 	})
@@ -250,7 +250,7 @@ func New(o Options) (_ *Resolver, err error) {
 		Propose: o.Identify.Propose, Verifying: int(o.Limits.Value(limits.Workers)) / 4,
 	})
 	path := pipeline.Options{
-		Gate: gate, Identify: ident, Policy: r.policy, Local: local, Answers: r.engine, Fetch: r.engine,
+		Gate: r.gate, Identify: ident, Policy: r.policy, Local: local, Answers: r.engine, Fetch: r.engine,
 		Cookies: cookie.New(cookieSecret(o.NameKey)),
 		Budget: func() query.Budget {
 			return query.Budget{
@@ -285,6 +285,7 @@ func New(o Options) (_ *Resolver, err error) {
 		path.Subnets, shape.Subnets = r.engine.subnets, true
 	}
 	path.Render = render.New(shape)
+	r.stages = path
 	r.path = pipeline.New(r.ctx, path)
 	r.live = newLiveLimits(o.Limits)
 	if r.servers, err = r.newListeners(); err != nil {

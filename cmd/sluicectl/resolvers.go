@@ -31,11 +31,14 @@ func (a *app) addResolver(root *cobra.Command) {
 }
 
 func (a *app) explain() *cobra.Command {
-	return &cobra.Command{
+	req := new(adminv1.ExplainRequest)
+	c := &cobra.Command{
 		Use: "explain USER[/DEVICE] NAME [TYPE]", Short: "Show how a query would be judged, step by step; the last step decides",
+		Long: "Show how a query would be judged, step by step in the order in which it is; the last step decides. Of a user named alone the first device is taken. " +
+			"Nothing is taken of what the client may ask.",
 		Args: cobra.RangeArgs(2, 3), ValidArgsFunction: a.completeArgs(targets),
 		RunE: func(c *cobra.Command, args []string) error {
-			req := &adminv1.ExplainRequest{Target: args[0], Name: args[1]}
+			req.Target, req.Name = args[0], args[1]
 			if len(args) == 3 {
 				req.Type = args[2]
 			}
@@ -60,6 +63,9 @@ func (a *app) explain() *cobra.Command {
 			})
 		},
 	}
+	c.Flags().StringVar(&req.Address, "addr", "", "`address` that the client asks from, for what is decided by network; without it nothing is")
+	c.Flags().StringVar(&req.Transport, "transport", "", "`transport` it asks over: udp, tcp, dot, doh or doq (default udp, or doh for a device that may come by nothing else)")
+	return c
 }
 
 // gather asks every resolver and prints what came as one table.

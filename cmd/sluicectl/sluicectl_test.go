@@ -322,8 +322,8 @@ func TestResolverTables(t *testing.T) {
 	} {
 		golden(t, name, at(sh.ok(args...))+"\n"+sh.ok(append(args, "-o", "json")...))
 	}
-	sh.ok("explain", "ann", "x.example", "AAAA")
-	if r := f.last.(*adminv1.ExplainRequest); r.Target != "ann" || r.Type != "AAAA" {
+	sh.ok("explain", "ann", "x.example", "AAAA", "--addr", "192.0.2.7", "--transport", "dot")
+	if r := f.last.(*adminv1.ExplainRequest); r.Target != "ann" || r.Type != "AAAA" || r.Address != "192.0.2.7" || r.Transport != "dot" {
 		t.Errorf("asked %v", r)
 	}
 	sh.ok("limits", "set", "cache", "1GiB", "--for", "30m")

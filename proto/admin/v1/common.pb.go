@@ -371,7 +371,10 @@ type List struct {
 	// Failures to fetch in a row. Ignored on import.
 	Failures uint32 `protobuf:"varint,18,opt,name=failures,proto3" json:"failures,omitempty"`
 	// Of users' own lists: how many users and policies name it. Ignored on import.
-	UsedBy        uint64 `protobuf:"varint,19,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	UsedBy uint64 `protobuf:"varint,19,opt,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	// Of users' own lists: how many of used_by keep an older text, because with this one they would have more rules
+	// than they may. Ignored on import.
+	Behind        uint64 `protobuf:"varint,20,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -535,6 +538,13 @@ func (x *List) GetFailures() uint32 {
 func (x *List) GetUsedBy() uint64 {
 	if x != nil {
 		return x.UsedBy
+	}
+	return 0
+}
+
+func (x *List) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
 	}
 	return 0
 }
@@ -997,7 +1007,7 @@ const file_admin_v1_common_proto_rawDesc = "" +
 	"\x04name\x18\x03 \x01(\tR\x04name\x124\n" +
 	"\bsettings\x18\x04 \x01(\v2\x18.sluice.user.v1.SettingsR\bsettings\x12+\n" +
 	"\x05rules\x18\x05 \x01(\v2\x15.sluice.user.v1.RulesR\x05rules\x12\x16\n" +
-	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\xce\x03\n" +
+	"\x06tenant\x18\x06 \x01(\tR\x06tenant\"\xe6\x03\n" +
 	"\x04List\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x12\n" +
@@ -1019,7 +1029,8 @@ const file_admin_v1_common_proto_rawDesc = "" +
 	"\afetched\x18\x10 \x01(\x03R\afetched\x12\x14\n" +
 	"\x05tried\x18\x11 \x01(\x03R\x05tried\x12\x1a\n" +
 	"\bfailures\x18\x12 \x01(\rR\bfailures\x12\x17\n" +
-	"\aused_by\x18\x13 \x01(\x04R\x06usedBy\"\xa1\x02\n" +
+	"\aused_by\x18\x13 \x01(\x04R\x06usedBy\x12\x16\n" +
+	"\x06behind\x18\x14 \x01(\x04R\x06behind\"\xa1\x02\n" +
 	"\x0eCatalogueEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12/\n" +

@@ -899,7 +899,11 @@ type ExplainRequest struct {
 	// The name asked.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// The type asked, as mnemonic. Empty: A.
-	Type          string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	Type string `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"`
+	// Address the client asks from. Empty: unknown, so that nothing is decided by network.
+	Address string `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	// "udp", "tcp", "dot", "doh" or "doq". Empty: UDP, or DoH for a device that may come by nothing else.
+	Transport     string `protobuf:"bytes,5,opt,name=transport,proto3" json:"transport,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -955,6 +959,20 @@ func (x *ExplainRequest) GetType() string {
 	return ""
 }
 
+func (x *ExplainRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ExplainRequest) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
 // ExplainResponse is how it would be judged.
 type ExplainResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1004,7 +1022,7 @@ func (x *ExplainResponse) GetSteps() []*ExplainStep {
 // ExplainStep is one step of judging.
 type ExplainStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which: "access", "rules", "lists" …
+	// Which: "access", "identity", "rate limit", "policy zone", "user rule", "list" …
 	Step string `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
 	// "none", "allowed", "blocked" or "rewritten".
 	Verdict string `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"`
@@ -2307,11 +2325,13 @@ const file_admin_v1_resolver_proto_rawDesc = "" +
 	"\x11SyncRepairRequest\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\".\n" +
 	"\x12SyncRepairResponse\x12\x18\n" +
-	"\aalready\x18\x01 \x01(\bR\aalready\"P\n" +
+	"\aalready\x18\x01 \x01(\bR\aalready\"\x88\x01\n" +
 	"\x0eExplainRequest\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
-	"\x04type\x18\x03 \x01(\tR\x04type\"E\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x1c\n" +
+	"\ttransport\x18\x05 \x01(\tR\ttransport\"E\n" +
 	"\x0fExplainResponse\x122\n" +
 	"\x05steps\x18\x01 \x03(\v2\x1c.sluice.admin.v1.ExplainStepR\x05steps\"\xa7\x01\n" +
 	"\vExplainStep\x12\x12\n" +

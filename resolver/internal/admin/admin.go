@@ -22,6 +22,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -36,6 +37,7 @@ import (
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/usercache"
 )
 
@@ -125,7 +127,7 @@ type (
 
 	// An Explainer says how a query would be judged, in steps of which the last decides.
 	Explainer interface {
-		Explain(ctx context.Context, who Target, name dnsname.Name, typ uint16) ([]*adminv1.ExplainStep, error)
+		Explain(ctx context.Context, a Asking) ([]*adminv1.ExplainStep, error)
 	}
 
 	// Sync follows the business-logic service.
@@ -154,6 +156,16 @@ type (
 // A Target is a user, or one device of a user if Device is not zero.
 type Target struct {
 	User, Device usercache.ID
+}
+
+// An Asking is a query to be explained.
+type Asking struct {
+	Who  Target
+	Name dnsname.Name
+	Type uint16
+	// Address is the client's; the zero Addr if it is not known. Transport is how it asks; nil if that is not known.
+	Address   netip.Addr
+	Transport *query.Transport
 }
 
 // ParseTarget reads "USER" or "USER/DEVICE".
@@ -343,17 +355,41 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if err != nil {
 		return nil, err
 	}
-	typ := dnswire.TypeA
+	asking := Asking{Who: who, Name: name, Type: dnswire.TypeA}
 	if req.Type != "" {
-		if typ, err = parseType(req.Type); err != nil {
+		if asking.Type, err = parseType(req.Type); err != nil {
 			return nil, err
 		}
 	}
-	steps, err := s.o.Explain.Explain(ctx, who, name, typ)
+	if req.Address != "" {
+		if asking.Address, err = netip.ParseAddr(req.Address); err != nil || asking.Address.Zone() != "" {
+			return nil, &FieldError{"address", fmt.Sprintf("%.80q is not an address; write 192.0.2.7 or 2001:db8::7", req.Address)}
+		}
+		asking.Address = asking.Address.Unmap()
+	}
+	if asking.Transport, err = parseTransport(req.Transport); err != nil {
+		return nil, err
+	}
+	steps, err := s.o.Explain.Explain(ctx, asking)
 	if err != nil {
 		return nil, err
 	}
 	return &adminv1.ExplainResponse{Steps: steps}, nil
+}
+
+// parseTransport reads the name of a transport; nil if there is none.
+func parseTransport(s string) (*query.Transport, error) {
+	if s == "" {
+		return nil, nil
+	}
+	var names []string
+	for t := query.UDP; t < query.NumTransports; t++ {
+		if t.String() == s {
+			return &t, nil
+		}
+		names = append(names, t.String())
+	}
+	return nil, &FieldError{"transport", fmt.Sprintf("there is no transport %.80q; there are %s", s, strings.Join(names, ", "))}
 }
 
 func parseName(s string) (dnsname.Name, error) {

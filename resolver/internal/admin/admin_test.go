@@ -116,14 +116,14 @@ func (p *parts) Accept(_ context.Context, kind, dataset, why string) (int, error
 
 func (p *parts) Repair(context.Context, string) (bool, error) { return true, p.err }
 
-func (p *parts) Explain(ctx context.Context, who Target, name dnsname.Name, typ uint16) ([]*adminv1.ExplainStep, error) {
+func (p *parts) Explain(ctx context.Context, a Asking) ([]*adminv1.ExplainStep, error) {
 	if p.panics {
 		panic("explain")
 	}
 	if _, limited := ctx.Deadline(); !limited {
 		return nil, errors.New("a call without a time limit")
 	}
-	return []*adminv1.ExplainStep{{Step: fmt.Sprintf("%s %s %s %d", who.User, who.Device, name, typ)}}, p.err
+	return []*adminv1.ExplainStep{{Step: fmt.Sprintf("%s %s %s %d", a.Who.User, a.Who.Device, a.Name, a.Type)}}, p.err
 }
 
 func (p *parts) Look(dnsname.Name, uint16) []*adminv1.CacheEntry { return nil }
@@ -162,6 +162,14 @@ func TestRequestsAreChecked(t *testing.T) {
 		},
 		"type": func() error {
 			_, err := r.Explain(ctx, &adminv1.ExplainRequest{Target: "a", Name: "x.example", Type: "AAAAA"})
+			return err
+		},
+		"address": func() error {
+			_, err := r.Explain(ctx, &adminv1.ExplainRequest{Target: "a", Name: "x.example", Address: "192.0.2.0/24"})
+			return err
+		},
+		"transport": func() error {
+			_, err := r.Explain(ctx, &adminv1.ExplainRequest{Target: "a", Name: "x.example", Transport: "smoke"})
 			return err
 		},
 		"kind": func() error {

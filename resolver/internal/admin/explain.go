@@ -5,119 +5,198 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
+	"time"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
+	"github.com/sluice-dns/sluice/resolver/internal/overload"
+	"github.com/sluice-dns/sluice/resolver/internal/pipeline"
 	"github.com/sluice-dns/sluice/resolver/internal/policy"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
-	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+	"github.com/sluice-dns/sluice/resolver/internal/rpz"
 	"github.com/sluice-dns/sluice/usercache"
 )
 
-// Policies is an Explainer that asks the very engine that judges queries.
+// Policies is an Explainer that sends the question down the very path that queries take, with somebody at each stage
+// who notes what it decides. So what is explained is what is served, in its order; only that nothing of a client's
+// allowance is taken and nothing is refreshed.
 type Policies struct {
 	Users  *usercache.Cache
 	Policy *policy.Policy
-	// Answer resolves a question as for a client, and says whether local data answers it. Nil leaves out what
-	// answers lead to.
-	Answer func(ctx context.Context, q query.Question) (e settled.Entry, local bool, err error)
+	// Path are the stages and limits by which queries are answered.
+	Path pipeline.Options
+	// Gate knows networks and rates; it is Path's. Zones are Path's too; nil: none.
+	Gate  *overload.Gate
+	Zones ZoneRules
 	// Blob returns the text of a list, to quote rules from. Nil quotes none of lists.
 	Blob func(sha256 [32]byte) ([]byte, bool)
 }
 
+// ZoneRules judge as the stage pipeline.Zones does, and say what decided.
+type ZoneRules interface {
+	ExplainQuestion(q *query.Query) (query.Verdict, rpz.Decision, bool)
+	ExplainAnswer(q *query.Query, a *query.Answer, now clock.Instant) (query.Verdict, rpz.Decision, bool)
+}
+
 // Explain judges a question as a device's, and then what its answer holds. Of a user named alone the first
-// device is taken. Limits, access lists by network, policy zones and the client's address are not looked at, for
-// there is no client.
-func (p Policies) Explain(ctx context.Context, who Target, name dnsname.Name, typ uint16) ([]*adminv1.ExplainStep, error) {
-	q := query.Query{Scratch: new(query.Scratch), Source: netip.AddrPortFrom(netip.IPv4Unspecified(), 0), Arrived: clock.Elapsed()}
-	q.Question = query.Question{Name: name, Type: typ, Class: dnswire.ClassIN}
-	first, err := p.identify(who, &q.Client)
+// device is taken. Without a client's address nothing is decided by where it asks from.
+func (p Policies) Explain(ctx context.Context, a Asking) ([]*adminv1.ExplainStep, error) {
+	q := &query.Query{Transport: query.UDP, Arrived: clock.Elapsed(), RD: true, AsIs: []byte(a.Name)}
+	q.Question = query.Question{Name: a.Name, Type: a.Type, Class: dnswire.ClassIN}
+	q.EDNS.Present, q.EDNS.UDPSize = true, dnswire.MaxMessage
+	q.Source = netip.AddrPortFrom(a.Address, 1)
+	e := &explanation{p: p, asking: a, profile: &q.Client.Profile}
+	identity, err := e.identify(q)
 	if err != nil {
 		return nil, err
 	}
-	if !p.Policy.Ready(&q) {
-		p.Policy.Prepare(ctx, &q)
+	switch {
+	case a.Transport != nil:
+		q.Transport = *a.Transport
+	case q.Client.Profile.Is(usercache.DoHOnly):
+		q.Transport = query.DoH
 	}
-	e := explanation{p: p, profile: &q.Client.Profile, steps: []*adminv1.ExplainStep{first}}
-	tooMuch, missing := p.Policy.LeftOut(&q)
-	for _, what := range tooMuch {
-		e.note("own rules", "none", what+" is left out: one user may not have so much")
+	e.identity, q.Client = identity, query.Client{}
+
+	ctx, cancel := context.WithCancel(ctx)
+	path := pipeline.New(ctx, e.path())
+	defer path.Close()
+	defer cancel()
+	done := make(chan struct{})
+	out := make([]byte, dnswire.MaxMessage)
+	if _, after := path.TryNow(path.NewWorker(), q, out); after&query.AfterResolve != 0 {
+		q = q.Own()
+		e.move(&q.Client.Profile)
+		path.Resolve(q, func([]byte) { close(done) })
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
-	if missing {
-		e.note("own rules", "none", "some text of the user's has not reached this resolver yet and is left out")
+	return e.end(), nil
+}
+
+// path is the way of queries with the explanation at its stages.
+func (e *explanation) path() pipeline.Options {
+	o := e.p.Path
+	if o.Zones != nil && e.p.Zones != nil {
+		o.Zones = explainedZones{o.Zones, e}
 	}
-	q.Turn.Current = q.Question
-	for {
-		sofar := p.Policy.ExplainQuestion(&q, e.add)
-		v := sofar
-		if v.Kind == query.Pass || v.Kind == query.Allowed {
-			if v.Kind == query.Pass && v.Why == policy.WhyNothing {
-				e.note("question", "none", "nothing applies to "+q.Turn.Current.Name.String()+" "+dnswire.TypeText(q.Turn.Current.Type))
-			}
-			if v = e.answer(ctx, &q, sofar); v.Kind == query.Pass || v.Kind == query.Allowed {
-				return e.steps, nil
-			}
-		}
-		if v.Kind != query.Redirected && v.Kind != query.Flattened {
-			return e.steps, nil
-		}
-		if !q.Turn.Alias(v.Target, 0) {
-			e.note("redirect", "blocked", fmt.Sprintf("more than %d rewrites of one question; SERVFAIL", query.MaxTurns))
-			return e.steps, nil
-		}
-		how := "behind an alias"
-		if v.Kind == query.Flattened {
-			how = "and its data is given as the asked name's"
-		}
-		e.note("redirect", "rewritten", "the question is now "+v.Target.String()+" "+how)
+	if o.DNS64 != nil {
+		o.DNS64 = explainedDNS64{o.DNS64, e}
 	}
+	if o.Rebinding != nil {
+		o.Rebinding = explainedRebinding{o.Rebinding, e}
+	}
+	if !e.asking.Address.IsValid() {
+		o.Subnets = nil
+	}
+	o.Gate, o.Identify, o.Policy = explainedGate{e}, explainedIdentity{e}, explainedPolicy{e.p.Policy, e}
+	o.Local, o.Answers, o.Fetch = explainedLocal{o.Local, e}, explainedAnswers{o.Answers, e}, explainedFetch{o.Fetch, e}
+	o.Render = explainedRender{o.Render, e}
+	o.Cookies, o.Outstanding, o.Log, o.Observe = nil, nil, nil, nil
+	o.ClientWaitUDP = time.Hour // who asks for an explanation waits
+	return o
 }
 
 // identify finds the device and says whose it is.
-func (p Policies) identify(who Target, c *query.Client) (*adminv1.ExplainStep, error) {
+func (e *explanation) identify(q *query.Query) (string, error) {
+	p, who, c := e.p, e.asking.Who, &q.Client
 	info, ok := p.Users.LookupUser(&who.User)
 	if !ok {
-		return nil, fmt.Errorf("user %q: %w at this resolver, which is at revision %d", who.User, ErrNotFound, p.Users.Dataset(usercache.Users).Status().Revision)
+		return "", fmt.Errorf("user %q: %w at this resolver, which is at revision %d", who.User, ErrNotFound, p.Users.Dataset(usercache.Users).Status().Revision)
 	}
 	device := who.Device
 	if device.IsZero() {
 		if len(info.Devices) == 0 {
-			return nil, fmt.Errorf("%w: user %q has no device, so no query can be this user's", ErrRefused, who.User)
+			return "", fmt.Errorf("%w: user %q has no device, so no query can be this user's", ErrRefused, who.User)
 		}
 		device = info.Devices[0]
 	}
 	status := p.Users.LookupDevice(&device, &c.Profile)
 	if status != usercache.Found {
-		return nil, fmt.Errorf("%w: device %q is not served by its user's settings: %v", ErrRefused, device, status)
+		return "", fmt.Errorf("%w: device %q is not served by its user's settings: %v", ErrRefused, device, status)
 	}
 	if c.Profile.UserID != who.User {
-		return nil, fmt.Errorf("device %q of user %q: %w; it is user %q's", device, who.User, ErrNotFound, c.Profile.UserID)
+		return "", fmt.Errorf("device %q of user %q: %w; it is user %q's", device, who.User, ErrNotFound, c.Profile.UserID)
 	}
 	c.Kind = query.Identified
 	detail := fmt.Sprintf("device %s of user %s, revision %d", device, who.User, c.Profile.Revision)
 	if info.Policy != "" {
 		detail += ", policy " + info.Policy
 	}
-	return &adminv1.ExplainStep{Step: "identity", Verdict: "none", Detail: detail}, nil
+	return detail, nil
 }
 
-// An explanation collects steps.
+// An explanation collects steps. The path may go on in another goroutine after the answer, so that it has a lock and
+// an end.
 type explanation struct {
-	p       Policies
+	p        Policies
+	asking   Asking
+	identity string
+
+	mu      sync.Mutex // guards what follows
 	profile *usercache.Profile
 	steps   []*adminv1.ExplainStep
+	ended   bool
+	from    string // where the latest answer comes from
+	judged  bool   // somebody has judged the question
+	begun   bool   // the user's settings have
+	aliases uint8  // that have been told of
 }
 
-func (e *explanation) note(step, verdict, detail string) {
-	e.steps = append(e.steps, &adminv1.ExplainStep{Step: step, Verdict: verdict, Detail: detail})
+// restart forgets what was noted: the query begins anew.
+func (e *explanation) restart() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.steps, e.judged, e.begun, e.aliases = nil, false, false, 0
 }
 
-func (e *explanation) add(s policy.Step) {
-	e.steps = append(e.steps, &adminv1.ExplainStep{
-		Step: s.Step, Verdict: verdictText(s.Verdict), List: s.List, Line: s.Line, Rule: e.rule(s), Detail: s.Detail, Change: s.Change,
+// move says where the client's profile is from now on.
+func (e *explanation) move(p *usercache.Profile) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.profile = p
+}
+
+// end returns the steps; there are no more.
+func (e *explanation) end() []*adminv1.ExplainStep {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.ended = true
+	return e.steps
+}
+
+// put adds a step.
+func (e *explanation) put(s *adminv1.ExplainStep) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.ended {
+		e.steps = append(e.steps, s)
+	}
+}
+
+// came says where the answer to be judged next comes from.
+func (e *explanation) came(from string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.from = from
+}
+
+// note adds a step that no rule is named for.
+func (e *explanation) note(step, verdict, detail, change string) {
+	e.put(&adminv1.ExplainStep{Step: step, Verdict: verdict, Detail: detail, Change: change})
+}
+
+// told adds what policy says.
+func (e *explanation) told(s policy.Step, prefix string) {
+	e.put(&adminv1.ExplainStep{
+		Step: prefix + s.Step, Verdict: verdictText(s.Verdict), List: s.List, Line: s.Line, Rule: e.rule(s), Detail: s.Detail, Change: s.Change,
 	})
 }
 
@@ -185,31 +264,6 @@ func (e *explanation) rule(s policy.Step) string {
 func lineOf(text []byte, n uint32) string {
 	line := strings.TrimSpace(rulelist.Line(text, n))
 	return strings.ToValidUTF8(line[:min(len(line), 300)], "?")
-}
-
-// answer resolves the question and judges what comes.
-func (e *explanation) answer(ctx context.Context, q *query.Query, sofar query.Verdict) query.Verdict {
-	if e.p.Answer == nil {
-		e.note("answer", "none", "its answer was not looked at")
-		return query.Verdict{}
-	}
-	entry, local, err := e.p.Answer(ctx, q.Turn.Current)
-	if err != nil {
-		e.note("answer", "none", "it could not be resolved: "+err.Error())
-		return query.Verdict{}
-	}
-	a := entry.View()
-	q.Turn.Local = local
-	judged := len(e.steps)
-	v := e.p.Policy.ExplainAnswer(q, &a, sofar, e.add)
-	if v.Kind != query.Pass && v.Kind != query.Allowed {
-		for _, s := range e.steps[judged:] {
-			s.Step = "answer: " + s.Step
-		}
-		return v
-	}
-	e.note("answer", "none", fmt.Sprintf("given as resolved: %s, %d records, %s%s", dnswire.RCodeText(a.RCode), a.AN, a.Status, leads(&a)))
-	return v
 }
 
 // leads says what an answer leads to, which is what was judged.

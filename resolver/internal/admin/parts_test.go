@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -22,9 +23,13 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/limits"
+	"github.com/sluice-dns/sluice/resolver/internal/overload"
+	"github.com/sluice-dns/sluice/resolver/internal/pipeline"
 	"github.com/sluice-dns/sluice/resolver/internal/policy"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/query/settled"
+	"github.com/sluice-dns/sluice/resolver/internal/render"
+	"github.com/sluice-dns/sluice/resolver/internal/rpz"
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 	"github.com/sluice-dns/sluice/usercache"
 )
@@ -205,25 +210,84 @@ func newUsers(t *testing.T) (*usercache.Cache, func([32]byte) ([]byte, bool)) {
 			Rules:    &userv1.Rules{Body: &userv1.Rules_Text{Text: []byte("@@||good.example^\n||bad.example^\n")}, Rules: 2},
 			Settings: &userv1.Settings{Rewrites: &userv1.RewriteSet{Values: []*userv1.Rewrite{{Name: "old.example", Records: []string{"CNAME ads.example"}}}}}},
 		"bob": &userv1.User{},
+		"eve": &userv1.User{Devices: []*userv1.Device{{Id: "pad"}}, Settings: &userv1.Settings{RateLimit: proto.Uint32(5), RateBurst: proto.Uint32(7),
+			AllowNetworks: &userv1.StringSet{Values: []string{"192.0.2.0/24"}}, DenyNetworks: &userv1.StringSet{Values: []string{"192.0.2.128/25"}}}},
+		"zoe": &userv1.User{Devices: []*userv1.Device{{Id: "web", DohOnly: true, TokenSha256: [][]byte{make([]byte, 32)}}}},
 	})
 	return c, func(s [32]byte) ([]byte, bool) { return text, s == sum }
 }
 
-func TestExplain(t *testing.T) {
-	users, blob := newUsers(t)
-	p := Policies{Users: users, Blob: blob, Policy: policy.New(policy.Options{Key: dnsname.NewKey([16]byte{7}), Users: users, Blob: blob})}
-	p.Answer = func(_ context.Context, q query.Question) (settled.Entry, bool, error) {
-		if q.Name == dnsname.MustParse("dead.example.") {
-			return settled.Entry{}, false, errors.New("no server answers")
-		}
-		u := &query.Unvalidated{Question: q}
-		if q.Name == dnsname.MustParse("alias.example.") {
-			u.Answer = []query.RRset{{Name: q.Name, Type: dnswire.TypeCNAME, Class: 1, TTL: 60, Data: query.AppendRData(nil, []byte(dnsname.MustParse("x.tracker.example.")))}}
-		}
-		e, err := settled.Settle(u, query.Insecure, settled.Options{Now: clock.Elapsed(), EDE: query.NoEDE})
-		return e, false, err
+// An internet answers every question with nothing, but for an alias and a name whose servers are dead.
+type internet struct{}
+
+func (internet) Lookup(*query.Question, clock.Instant) (settled.Entry, bool) {
+	return settled.Entry{}, false
+}
+
+func (internet) Get(*query.Question, clock.Instant, []byte) (settled.Entry, bool, bool) {
+	return settled.Entry{}, false, false
+}
+
+func (internet) Fetch(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+	if q.Name == dnsname.MustParse("dead.example.") {
+		return settled.Entry{}, errors.New("no server answers")
 	}
-	const who = "identity, none, \"\" 0 \"\", device phone of user ann, revision 9, policy kid []\n"
+	u := &query.Unvalidated{Question: q}
+	if q.Name == dnsname.MustParse("alias.example.") {
+		u.Answer = []query.RRset{{Name: q.Name, Type: dnswire.TypeCNAME, Class: 1, TTL: 60, Data: query.AppendRData(nil, []byte(dnsname.MustParse("x.tracker.example.")))}}
+	}
+	return settled.Settle(u, query.Insecure, settled.Options{Now: clock.Elapsed(), EDE: query.NoEDE})
+}
+
+func (internet) Refresh(context.Context, *query.Tree, query.Question) error { return nil }
+func (internet) Postpone(query.Question)                                    {}
+func (internet) Stale(query.Question) (settled.Entry, bool)                 { return settled.Entry{}, false }
+func (internet) Held(query.Question) (settled.Entry, bool, bool) {
+	return settled.Entry{}, false, false
+}
+
+// zoneRules are policy zones without anything of an answer but its facts.
+type zoneRules struct{ *rpz.Rules }
+
+func (z zoneRules) Question(q *query.Query) (query.Verdict, bool) {
+	return z.Rules.Question(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+}
+func (z zoneRules) Alias(n dnsname.Name) bool { return z.Names(n) }
+func (z zoneRules) Answer(q *query.Query, a *query.Answer, _ clock.Instant) (v query.Verdict, hit bool) {
+	return v, false
+}
+func (zoneRules) Target(*query.Question, clock.Instant) (n dnsname.Name, ttl uint32, ok bool) {
+	return "", 0, false
+}
+func (z zoneRules) ExplainQuestion(q *query.Query) (query.Verdict, rpz.Decision, bool) {
+	return z.Rules.ExplainQuestion(q.Source.Addr(), q.Turn.Current.Name, q.Turn.Current.Type)
+}
+func (z zoneRules) ExplainAnswer(*query.Query, *query.Answer, clock.Instant) (v query.Verdict, d rpz.Decision, hit bool) {
+	return v, d, false
+}
+
+func newExplainer(t *testing.T, zone string) Policies {
+	t.Helper()
+	users, blob := newUsers(t)
+	p := Policies{
+		Users: users, Blob: blob, Policy: policy.New(policy.Options{Key: dnsname.NewKey([16]byte{7}), Users: users, Blob: blob}),
+		Gate: overload.New(overload.Options{Allow: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")}, Unlimited: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}}),
+		Path: pipeline.Options{Local: internet{}, Answers: internet{}, Fetch: internet{}, Render: render.New(render.Options{EDE: true})},
+	}
+	if zone != "" {
+		rules, _, err := rpz.Load([]rpz.Source{{Name: dnsname.MustParse("rpz.test."), Text: strings.NewReader(zone), File: "zone"}}, policy.WhyPolicyZone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Path.Zones, p.Zones = zoneRules{rules}, zoneRules{rules}
+	}
+	return p
+}
+
+func TestExplain(t *testing.T) {
+	p := newExplainer(t, "")
+	const access = "access, none, \"\" 0 \"\", not judged without the client's address: over plain DNS access.allow lets in 192.0.2.0/24 []\n"
+	const who = access + "identity, none, \"\" 0 \"\", device phone of user ann, revision 9, policy kid []\n"
 	nothing := func(name string) string {
 		return "question, none, \"\" 0 \"\", nothing applies to " + name + ". A []\n"
 	}
@@ -237,13 +301,13 @@ func TestExplain(t *testing.T) {
 		"alias.example": nothing("alias.example") + `answer: list, blocked, "oisd" 3 "||tracker.example^", x.tracker.example [@@||x.tracker.example^ in the user's rules, or lists-=oisd]`,
 	} {
 		for _, target := range []string{"ann", "ann/phone"} {
-			if got := explain(t, p, target, name); got != who+want+"\n" {
+			if got := explain(t, p, target, name, nil); got != who+want+"\n" {
 				t.Errorf("%s, %s:\n%swant\n%s%s\n", target, name, got, who, want)
 			}
 		}
 	}
 	// A rewrite is followed to what it leads to.
-	if got := explain(t, p, "ann", "old.example"); !strings.Contains(got, "rewrite, rewritten") || !strings.HasSuffix(got, "lists-=oisd]\n") {
+	if got := explain(t, p, "ann", "old.example", nil); !strings.Contains(got, "rewrite, rewritten") || !strings.Contains(got, "the question is now ads.example.") || !strings.HasSuffix(got, "lists-=oisd]\n") {
 		t.Errorf("a rewrite:\n%s", got)
 	}
 	for target, code := range map[string]codes.Code{"nobody": codes.NotFound, "ann/tv": codes.FailedPrecondition, "bob": codes.FailedPrecondition, "bob/phone": codes.NotFound} {
@@ -251,18 +315,99 @@ func TestExplain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = p.Explain(t.Context(), who, dnsname.MustParse("ads.example."), 1)
+		_, err = p.Explain(t.Context(), Asking{Who: who, Name: dnsname.MustParse("ads.example."), Type: 1})
 		wantError(t, target, coded(err), code, "")
 	}
 }
 
-func explain(t *testing.T, p Policies, target, name string) string {
+// What decides before the user's settings and beside them: networks, rates, policy zones, in the order of the path.
+func TestExplainBesidePolicy(t *testing.T) { synctest.Test(t, explainBesidePolicy) }
+
+func explainBesidePolicy(t *testing.T) {
+	p := newExplainer(t, "zoned.example CNAME .\nonward.example CNAME ads.example.\npassed.example CNAME rpz-passthru.\n32.66.2.0.192.rpz-client-ip CNAME rpz-drop.\ntcp.example CNAME rpz-tcp-only.\n")
+	var steps []string
+	ask := func(target, name, addr string, tr query.Transport, typ uint16) string {
+		steps = nil
+		lines := explain(t, p, target, name, func(a *Asking) {
+			if addr != "" {
+				a.Address = netip.MustParseAddr(addr)
+			}
+			a.Transport, a.Type = &tr, typ
+		})
+		for line := range strings.Lines(lines) {
+			f := strings.SplitN(line, ", ", 3)
+			if f[1] == "none" {
+				steps = append(steps, f[0])
+			} else {
+				steps = append(steps, f[0]+" "+f[1])
+			}
+		}
+		return lines
+	}
+	for _, c := range []struct {
+		what, target, name, addr string
+		tr                       query.Transport
+		typ                      uint16
+		steps, says              string
+	}{
+		{"a zone", "ann", "zoned.example", "", query.UDP, 1, "access identity policy zone blocked", `"rpz.test" 0 "zoned.example CNAME .", zoned.example [`},
+		{"a zone's alias, judged on", "ann", "onward.example", "", query.UDP, 1, "access identity policy zone rewritten redirect rewritten list blocked", "the question is now ads.example."},
+		{"let through by a zone", "ann", "passed.example", "", query.UDP, 1, "access identity policy zone question answer", "no other rule of policy zones counts"},
+		{"a client that a zone drops", "ann", "ads.example", "192.0.2.66", query.UDP, 1, "access identity policy zone blocked", "the client 192.0.2.66"},
+		{"only over TCP", "ann", "tcp.example", "", query.UDP, 1, "access identity policy zone blocked", "rpz-tcp-only"},
+		{"over TCP", "ann", "tcp.example", "", query.TCP, 1, "access identity policy zone question answer", "it has come over TCP"},
+		{"an address in access.allow", "ann", "ads.example", "192.0.2.1", query.UDP, 1, "access identity list blocked", "192.0.2.1 is in access.allow (192.0.2.0/24)"},
+		{"one that is not, plain", "ann", "ads.example", "198.51.100.1", query.TCP, 1, "access blocked", "198.51.100.1 may not ask over plain DNS"},
+		{"one that is not, encrypted", "ann", "ads.example", "198.51.100.1", query.DoT, 1, "access identity list blocked", "may ask from anywhere"},
+		{"access.unlimited", "ann", "ads.example", "127.0.0.1", query.UDP, 1, "access identity list blocked", "access.unlimited (127.0.0.0/8)"},
+		{"its own networks, no address", "eve", "x.example", "", query.DoH, 1, "identity access rate limit question answer", "allow_networks has 192.0.2.0/24, deny_networks has 192.0.2.128/25"},
+		{"within them", "eve", "x.example", "192.0.2.1", query.UDP, 1, "access identity access rate limit question answer", "192.0.2.1 is in allow_networks (192.0.2.0/24)"},
+		{"denied", "eve", "x.example", "192.0.2.129", query.UDP, 1, "access identity access blocked", "deny_networks-=192.0.2.128/25"},
+		{"outside", "eve", "x.example", "203.0.113.7", query.DoT, 1, "access identity access blocked", "allow_networks+=203.0.113.7"},
+		{"its rate", "eve", "x.example", "192.0.2.1", query.UDP, 1, "access identity access rate limit question answer", "5 queries a second of the user's devices together, 7 at once; 7 left now"},
+		{"by DoH alone", "zoe", "x.example", "", query.DoT, 1, "identity blocked", "doh_only=false"},
+		{"and by DoH", "zoe", "x.example", "", query.DoH, 1, "identity question answer", "it has to show its password"},
+		{"a transfer", "ann", "x.example", "", query.TCP, 252, "access identity question blocked", "questions of type AXFR are not answered: REFUSED"},
+	} {
+		got := ask(c.target, c.name, c.addr, c.tr, c.typ)
+		if strings.Join(steps, " ") != c.steps || !strings.Contains(got, c.says) {
+			t.Errorf("%s: %v\n%swant %s and %q", c.what, steps, got, c.steps, c.says)
+		}
+	}
+	// What is left of a rate is what queries have left of it; explaining takes nothing.
+	q := &query.Query{Transport: query.DoT, Source: netip.MustParseAddrPort("192.0.2.1:4000"), Arrived: clock.Elapsed()}
+	id, _ := usercache.ParseID("pad")
+	if p.Users.LookupDevice(&id, &q.Client.Profile); q.Client.Profile.RateLimit == 0 {
+		t.Fatal("no device with a limit")
+	}
+	q.Client.Kind = query.Identified
+	for range 7 {
+		if why := p.Gate.Late(q); why != query.NotRefused {
+			t.Fatal(why)
+		}
+	}
+	for _, c := range []struct {
+		after time.Duration
+		says  string
+	}{{0, "none left now: refused"}, {0, "none left now: refused"}, {time.Second, "; 5 left now"}, {0, "; 5 left now"}} {
+		time.Sleep(c.after)
+		if got := ask("eve", "x.example", "192.0.2.1", query.UDP, 1); !strings.Contains(got, c.says) || (steps[len(steps)-1] == "rate limit blocked") != strings.Contains(c.says, "refused") {
+			t.Errorf("at its limit, and %v later:\n%s", c.after, got)
+		}
+	}
+}
+
+func explain(t *testing.T, p Policies, target, name string, edit func(*Asking)) string {
 	t.Helper()
 	who, err := ParseTarget(target)
 	if err != nil {
 		t.Fatal(err)
 	}
-	steps, err := p.Explain(t.Context(), who, dnsname.MustParse(name+"."), dnswire.TypeA)
+	a := Asking{Who: who, Name: dnsname.MustParse(name + "."), Type: dnswire.TypeA}
+	if edit != nil {
+		edit(&a)
+	}
+	steps, err := p.Explain(t.Context(), a)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +421,7 @@ func explain(t *testing.T, p Policies, target, name string) string {
 func TestShowDataset(t *testing.T) {
 	users, _ := newUsers(t)
 	m := ShowDataset(users.Dataset(usercache.Users))
-	if m.Kind != "users" || m.Revision != 9 || m.Records != 2 || m.Totals.Users != 2 || m.Totals.Devices != 1 || len(m.Root) != 64 || m.Dataset != "01"+strings.Repeat("0", 30) {
+	if m.Kind != "users" || m.Revision != 9 || m.Records != 4 || m.Totals.Users != 4 || m.Totals.Devices != 3 || len(m.Root) != 64 || m.Dataset != "01"+strings.Repeat("0", 30) {
 		t.Errorf("%v", m)
 	}
 }

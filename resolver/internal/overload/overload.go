@@ -20,6 +20,7 @@ package overload
 
 import (
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -134,6 +135,21 @@ func (g *Gate) Left(q *query.Query) (left int, limited bool) {
 		return 0, false
 	}
 	return g.users.left(key, p.RateLimit, p.RateBurst, q.Arrived), true
+}
+
+// Networks are those of access.allow and access.unlimited that hold an address; the zero Prefix stands for none.
+func (g *Gate) Networks(a netip.Addr) (allow, unlimited netip.Prefix) {
+	return first(g.o.Allow, a.Unmap()), first(g.o.Unlimited, a.Unmap())
+}
+
+// Allowed is access.allow.
+func (g *Gate) Allowed() []netip.Prefix { return g.o.Allow }
+
+func first(ps []netip.Prefix, a netip.Addr) netip.Prefix {
+	if i := slices.IndexFunc(ps, func(p netip.Prefix) bool { return p.Contains(a) }); i >= 0 {
+		return ps[i]
+	}
+	return netip.Prefix{}
 }
 
 // within reports whether a prefix of ps contains a. The lists are short; a long one belongs in a trie.
