@@ -24,6 +24,7 @@ type Matcher struct {
 	rules      *rules
 	lists      Set
 	triggers   triggers // of all lists there were since the first
+	servers    Set      // lists with rules about name servers
 }
 
 var generations atomic.Uint64
@@ -75,6 +76,7 @@ type Builder struct {
 	changed Set // lists added or removed
 	added   Set
 	trigger triggers
+	servers Set    // of those added, the lists with rules about name servers
 	undo    func() // takes the list added last out again
 }
 
@@ -92,6 +94,7 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	undo := func() {
 		b.table.all = b.table.all[:postings]
 		b.rules.cut(rules, texts, mores)
+		b.servers.Remove(list)
 	}
 	defer func() {
 		if v := recover(); v != nil {
@@ -101,10 +104,14 @@ func (b *Builder) Add(list int, r io.Reader) (rep rulelist.Report, err error) {
 	}()
 	full := false
 	rep, err = rulelist.Parse(r, rulelist.Options{}, func(r *rulelist.Rule) {
+		switch r.Trigger {
+		case rulelist.ByServer, rulelist.ByServerAddr:
+			b.servers.Add(list)
+		}
+		if r.Prefix.IsValid() {
+			b.trigger[r.Trigger].add(r.Prefix)
+		}
 		if r.Form < rulelist.Simple && r.Mods == nil {
-			if r.Trigger != rulelist.ByName {
-				b.trigger[r.Trigger].add(r.Prefix)
-			}
 			h := b.key.Hash(r.Name)
 			b.table.add(posting{max(h, 1), uint64(kindOf(r))<<41 | uint64(list)<<32 | uint64(r.Line)})
 			return
@@ -139,7 +146,7 @@ func (b *Builder) Remove(list int) { b.changed.Add(list) }
 // then all become one table, which takes a moment and, while it lasts, sixteen bytes a rule. The Builder is
 // used up.
 func (b *Builder) Build(old *Matcher) *Matcher {
-	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added, triggers: b.trigger}
+	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added, triggers: b.trigger, servers: b.servers}
 	var lost []Dropped // there is no room for more text
 	if old != nil {
 		if *old.key != *b.key {
@@ -148,6 +155,7 @@ func (b *Builder) Build(old *Matcher) *Matcher {
 		keep := old.lists.Minus(b.changed)
 		for i := range m.lists {
 			m.lists[i] |= keep[i]
+			m.servers[i] |= keep[i] & old.servers[i]
 		}
 		for t := range m.triggers {
 			for i := range m.triggers[t] {

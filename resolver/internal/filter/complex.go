@@ -44,8 +44,9 @@ const (
 	isRegex
 	atName // the pattern's start; neither is anywhere
 	atLabel
-	toEnd  // the pattern's end is the name's
-	isZone // of a policy zone
+	toEnd     // the pattern's end is the name's
+	isZone    // of a policy zone
+	isTrigger // about something else than the name asked for; see triggers.go
 	ruleFlagsEnd
 )
 
@@ -114,6 +115,9 @@ func (x *ruleSet) add(r *rulelist.Rule, list uint16) bool {
 	}
 	if r.Form.IsZone() {
 		c.flags |= isZone
+	}
+	if r.Trigger != rulelist.ByName {
+		c.flags |= isTrigger
 	}
 	switch r.Glob.Start {
 	case rulelist.AtName:
@@ -423,7 +427,7 @@ func (x *rules) anchor(key *dnsname.Key) {
 			}
 		}
 		switch {
-		case labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= crowded):
+		case r.flags&isTrigger != 0, labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= crowded):
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		case atStart && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			label8 = append(label8, pair{gram(first[:8]), id})
@@ -820,7 +824,7 @@ func (x *rules) deepest(ids []uint32, found []zoneHit) []uint32 {
 	var all [maxRefs]uint32
 	for _, id := range all[:copy(all[:], ids)] {
 		r := &x.all[id]
-		beaten := r.flags&isZone != 0 && (slices.ContainsFunc(found, func(z zoneHit) bool { return z.list == r.list && int(z.depth) > depth(r) }) ||
+		beaten := r.flags&(isZone|isTrigger) == isZone && (slices.ContainsFunc(found, func(z zoneHit) bool { return z.list == r.list && int(z.depth) > depth(r) }) ||
 			slices.ContainsFunc(all[:len(ids)], func(id uint32) bool {
 				o := &x.all[id]
 				return o.flags&isZone != 0 && o.list == r.list && depth(o) > depth(r)

@@ -54,9 +54,11 @@ type preamble struct {
 	Lists   []listPart
 	// Triggers are the lengths of prefixes that rules are about.
 	Triggers triggers
-	Layers   []layerPart
-	Rules    rulesPart
-	Mores    int // bytes
+	// Servers are the lists with rules about name servers.
+	Servers Set
+	Layers  []layerPart
+	Rules   rulesPart
+	Mores   int // bytes
 }
 
 type listPart struct {
@@ -152,7 +154,7 @@ func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
 
 // image returns what a file begins with, its code included, and the parts that follow.
 func (m *Matcher) image(ids *[MaxLists]ID) (head []byte, parts [][]byte, err error) {
-	p := preamble{Program: program(), Triggers: m.triggers}
+	p := preamble{Program: program(), Triggers: m.triggers, Servers: m.servers}
 	for n := range MaxLists {
 		if m.lists.Has(n) {
 			p.Lists = append(p.Lists, listPart{n, ids[n][:]})
@@ -270,7 +272,7 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 	if !ok || words != len(mem.words) || len(p.Layers) > 1+MaxOverlays {
 		return nil, nil, errors.New("its parts are not as long as its preamble says")
 	}
-	m := &Matcher{key: key, generation: generations.Add(1), triggers: p.Triggers}
+	m := &Matcher{key: key, generation: generations.Add(1), triggers: p.Triggers, servers: p.Servers}
 	ids := new([MaxLists]ID)
 	for _, l := range p.Lists {
 		if l.Number < 0 || l.Number >= MaxLists || m.lists.Has(l.Number) || len(l.ID) != len(ID{}) {

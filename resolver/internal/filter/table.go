@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math/bits"
-	"net/netip"
 	"runtime"
 	"slices"
 
@@ -420,13 +419,12 @@ func (j *judgement) zoneHits(k kind, exact bool, void uint64, word int, lists ui
 		return 0
 	}
 	for _, z := range j.zones[:j.nZones] {
-		if int(z.list/64) == word {
+		if int(z.list/64) == word && z.depth > j.depth {
 			lists &^= 1 << (z.list % 64)
 		}
 	}
-	for rest := lists; rest != 0 && j.nZones < len(j.zones); rest &= rest - 1 {
-		j.zones[j.nZones] = zoneHit{uint16(word*64 + bits.TrailingZeros64(rest)), j.depth}
-		j.nZones++
+	for rest := lists; rest != 0; rest &= rest - 1 {
+		j.close(uint16(word*64 + bits.TrailingZeros64(rest)))
 	}
 	return lists
 }
@@ -481,51 +479,6 @@ func (m *Matcher) suffixes(j *judgement, hashes []uint64) {
 		to = from
 	}
 }
-
-// prefixes judges the rules whose trigger is an address, from the longest prefix on: the first decides. It
-// reports whether there was one.
-func (m *Matcher) prefixes(j *judgement, t rulelist.Trigger, addr netip.Addr) bool {
-	sizes := &m.triggers[t]
-	if *sizes == (prefixSizes{}) || !addr.IsValid() {
-		return false
-	}
-	addr = addr.Unmap().WithZone("")
-	least := 0
-	if addr.Is4() {
-		least = 96
-	}
-	for size := 128; size >= least; size-- {
-		if sizes[size/64]&(1<<(size%64)) == 0 {
-			continue
-		}
-		p, err := addr.Prefix(size - least)
-		if err != nil {
-			continue
-		}
-		var buf [64]byte
-		j.depth, j.nZones = uint8(size), 0
-		before := j.r.rank
-		m.suffix(j, m.key.Hash(rulelist.AppendPrefix(buf[:0], t, p)), true)
-		if j.nZones > 0 || j.r.rank != before {
-			return true
-		}
-	}
-	return false
-}
-
-// prefixSizes are lengths of prefixes, as bits; IPv4 counts from 96 on.
-type prefixSizes [3]uint64
-
-func (s *prefixSizes) add(p netip.Prefix) {
-	n := p.Bits()
-	if p.Addr().Is4() {
-		n += 96
-	}
-	s[n/64] |= 1 << (n % 64)
-}
-
-// triggers are the lengths of the prefixes that rules are about.
-type triggers [rulelist.NumTriggers]prefixSizes
 
 // suffix judges the rules of all layers at one suffix.
 func (m *Matcher) suffix(j *judgement, hash uint64, exact bool) {

@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 2
+	Version = 3
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
@@ -120,8 +120,8 @@ type Rule struct {
 	Mods    *Mods // nil if there are none beyond the flags above
 	// Addr is the address of a HostAddr line.
 	Addr netip.Addr
-	// Trigger tells what a rule is about if that is no name, and Prefix which addresses; Name is then what
-	// AppendPrefix makes of them.
+	// Trigger tells what a rule is about if that is not the name asked for, and Prefix which addresses; Name is then
+	// what AppendPrefix or AppendServer makes of them.
 	Trigger Trigger
 	Prefix  netip.Prefix
 }
@@ -131,9 +131,11 @@ type Trigger uint8
 
 // The triggers.
 const (
-	ByName   Trigger = iota
-	ByAnswer         // an address in an answer
-	ByClient         // the address of who asks
+	ByName       Trigger = iota
+	ByAnswer             // an address in an answer
+	ByClient             // the address of who asks
+	ByServer             // the name of a name server of a zone that an answer came through
+	ByServerAddr         // the address of one
 	NumTriggers
 )
 

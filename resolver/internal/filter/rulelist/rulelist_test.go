@@ -33,7 +33,12 @@ func show(r *Rule) string {
 		fmt.Fprintf(&b, "regex %s", r.Pattern)
 	case ZoneExact, ZoneBelow:
 		if r.Trigger != ByName {
-			fmt.Fprintf(&b, "%s %v", [...]string{ByAnswer: "answer", ByClient: "client"}[r.Trigger], r.Prefix)
+			fmt.Fprintf(&b, "%s", [...]string{ByAnswer: "answer", ByClient: "client", ByServer: "server", ByServerAddr: "server"}[r.Trigger])
+			if r.Trigger == ByServer {
+				fmt.Fprintf(&b, " %s %q", [...]string{"subtree", "exact", "below"}[r.Form.Scope()], text(r.Name))
+			} else {
+				fmt.Fprintf(&b, " %v", r.Prefix)
+			}
 			break
 		}
 		fallthrough
@@ -179,14 +184,26 @@ func TestLines(t *testing.T) {
 		{"x.1.2.0.192.rpz-ip CNAME .", "! not a prefix"},
 		{"rpz-ip.rpz-ip CNAME .", "! not a prefix"},
 		{"128.zz.zz.rpz-ip CNAME .", "! not a prefix"},
-		{"24.0.2.0.192.rpz-ip CNAME rpz-drop.", "! by address only"},
-		{"24.0.2.0.192.rpz-ip CNAME x.example.", "! by address only"},
-		{"ns.example.rpz-nsdname CNAME .", "! not supported"},
-		{"24.0.2.0.192.rpz-nsip CNAME .", "! not supported"},
+		{"24.0.2.0.192.rpz-ip CNAME rpz-drop.", "answer 192.0.2.0/24 {false ; 0 ; 0 ; } ; drop"},
+		{"24.0.2.0.192.rpz-ip CNAME x.example.", "answer 192.0.2.0/24 {false ; 0 ; x.example ; 0 ; }"},
+		{"24.0.2.0.192.rpz-client-ip CNAME rpz-tcp-only.", "client 192.0.2.0/24 {false ; 0 ; 0 ; } ; tcp-only"},
+		{"ns.example.rpz-nsdname CNAME .", `server exact "ns.example.\x00\x03"`},
+		{"NS.Example.RPZ-NSDNAME. CNAME *.", `server exact "ns.example.\x00\x03"`},
+		{"*.example.rpz-nsdname CNAME rpz-passthru.", `@@server below "example.\x00\x03"`},
+		{"*.rpz-nsdname CNAME rpz-passthru.", `@@server below "\x00\x03"`},
+		{"ns.example.rpz-nsdname CNAME rpz-drop.", `server exact "ns.example.\x00\x03" {false ; 0 ; 0 ; } ; drop`},
+		{"rpz-nsdname CNAME .", "! not a host name"},
+		{"rpz-nsip CNAME .", "! not a prefix"},
+		{"a.rpz-something CNAME .", "! unknown trigger"},
+		{"*.*.rpz-nsdname CNAME .", "! not a host name"},
+		{strings.Repeat("a23456789.", 25) + "rpz-nsdname CNAME .", "! not a host name"},
+		{"24.0.2.0.192.rpz-nsip CNAME .", "server 192.0.2.0/24"},
+		{"32.zz.db8.2001.rpz-nsip CNAME rpz-passthru.", "@@server 2001:db8::/32"},
+		{"24.1.2.0.192.rpz-nsip CNAME .", "! beyond its length"},
 	}
 	sum := fnv.New64()
 	defer func() {
-		const want = 0xf756e6941ad13f43
+		const want = 0xe94c2a72ae8ca981
 		if sum.Sum64() != want && !t.Failed() {
 			t.Errorf("these lines give other rules than before, or there are more of them: %#x. If any gives others, raise Version, so that kept indexes are made anew; then put the number here", sum.Sum64())
 		}
@@ -228,16 +245,31 @@ c.example A 192.0.2.1
 d.example TXT "hello; world"
 24.0.2.0.192.rpz-ip CNAME .
 ns.bad.example.rpz-nsdname CNAME .
+*.bad.example.rpz-nsdname.RPZ.example. A 192.0.2.2
+32.2.2.0.192.rpz-client-ip TXT "who are you"
 `
 	want := []string{"8 exact a.example", "9 exact a.example", "10 @@below b.example", "11 exact c.example {false ; 0 ; 1 ; 192.0.2.1}",
-		"12 exact c.example {false ; 0 ; 28 ; 2001:db8::1}", "13 exact d.example {false ; 0 ; 16 ; hello; ; world}", "14 answer 192.0.2.0/24"}
+		"12 exact c.example {false ; 0 ; 28 ; 2001:db8::1}", "13 exact d.example {false ; 0 ; 16 ; hello; ; world}", "14 answer 192.0.2.0/24", `15 server exact "ns.bad.example.\x00\x03"`,
+		`16 server below "bad.example.\x00\x03" {false ; 0 ; 1 ; 192.0.2.2}`, "17 client 192.0.2.2/32 {false ; 0 ; 16 ; who ; are ; you}"}
 	var got []string
 	rep := ParseString(zone, func(r *Rule) { got = append(got, fmt.Sprint(r.Line, " ", show(r))) })
 	if !slices.Equal(got, want) {
 		t.Errorf("rules %q, want %q", got, want)
 	}
-	if len(rep.Complaints) != 1 || rep.Complaints[0].Line != 15 || !strings.Contains(rep.Complaints[0].Reason, "rpz-nsdname") {
+	if len(rep.Complaints) != 0 {
 		t.Errorf("complaints %+v", rep.Complaints)
+	}
+}
+
+// TestZoneWorld: triggers that nearly every answer meets are named as rules that block the world, unless they allow.
+func TestZoneWorld(t *testing.T) {
+	for line, want := range map[string]int{
+		"*.rpz-nsdname CNAME .": 1, "*.rpz-nsdname CNAME rpz-drop.": 1, "*.rpz-nsdname CNAME rpz-passthru.": 0, "*.com.rpz-nsdname CNAME .": 0,
+		"1.0.0.0.128.rpz-ip CNAME .": 1, "3.zz.2000.rpz-nsip CNAME .": 1, "8.0.0.0.10.rpz-ip CNAME .": 0, "1.0.0.0.0.rpz-client-ip CNAME rpz-passthru.": 0,
+	} {
+		if rep := ParseString(line, func(*Rule) {}); len(rep.World) != want || rep.Rules != 1 {
+			t.Errorf("%s: %+v", line, rep)
+		}
 	}
 }
 
@@ -488,6 +520,7 @@ func FuzzParse(f *testing.F) {
 func FuzzZone(f *testing.F) {
 	f.Add("$TTL 300\n$ORIGIN rpz.example.\n@ SOA a. b. ( 1 2\n3 4 5 )\n NS x.\na CNAME .\n\tIN 60 CNAME *.\n*.b.rpz.example. CNAME rpz-drop.\n")
 	f.Add("$TTL 1\n32.1.2.0.192.rpz-ip CNAME .\n128.1.zz.db8.2001.rpz-client-ip IN CNAME rpz-passthru.\nx.rpz-nsdname CNAME .\n")
+	f.Add("$TTL 1\n*.rpz-nsdname A 1.2.3.4\n*.a.rpz-nsdname CNAME rpz-drop.\n1.0.0.0.128.rpz-nsip CNAME b.\n.rpz-nsdname CNAME .\n..rpz-ip TXT x\nrpz-nsip CNAME .\n")
 	f.Add("$ORIGIN .\na A 192.0.2.1\n  AAAA ::1\nb TXT \"x;y\" ; c\nc MX 10 d.\n$INCLUDE f\n$GENERATE 1-9 a$ CNAME .\n(\n")
 	f.Fuzz(func(t *testing.T, in string) {
 		n := 0
@@ -496,8 +529,19 @@ func FuzzZone(f *testing.F) {
 			if err := dnsname.Check(r.Name); err != nil || !r.Form.IsZone() {
 				t.Errorf("%s: name %q, form %d: %v", show(r), r.Name, r.Form, err)
 			}
-			if r.Trigger != ByName && (!r.Prefix.IsValid() || r.Prefix != r.Prefix.Masked() || r.Mods != nil) {
-				t.Errorf("prefix %v with %+v", r.Prefix, r.Mods)
+			switch r.Trigger {
+			case ByName:
+			case ByServer:
+				if l := TriggerLabel(ByServer); !bytes.HasSuffix(r.Name, append(l[:], 0)) {
+					t.Errorf("server %q", r.Name)
+				}
+			default:
+				if !r.Prefix.IsValid() || r.Prefix != r.Prefix.Masked() {
+					t.Errorf("prefix %v", r.Prefix)
+				}
+			}
+			if r.Mods != nil && r.Glob.Text == "" {
+				t.Errorf("%s has no text", show(r))
 			}
 		})
 		if n != rep.Rules {

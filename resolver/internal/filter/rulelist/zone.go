@@ -6,17 +6,18 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 )
 
 // A zone is the state of reading a response policy zone (draft-vixie-dnsop-dns-rpz): master file syntax, of
 // which $TTL, $ORIGIN, parentheses, comments and omitted owners are understood. $INCLUDE is not.
 //
-// Read are QNAME triggers, exact and wildcard, with the actions NXDOMAIN, NODATA (both are "blocked": how to
-// say so is the user's setting), PASSTHRU, DROP, TCP-Only, a CNAME target and local data; and triggers by
-// address of the answer and of the client (rpz-ip, rpz-client-ip) with the first three of these. Triggers by
-// name server are skipped and named: whose servers are bad is the operator's knowledge, see package rpz. Of
-// owners that are absolute, the origin is cut off; with no origin given they are taken as if relative, which
-// is how some lists are written.
+// Read are triggers by the name asked for, exact and wildcard, by addresses of the answer and of the client
+// (rpz-ip, rpz-client-ip), and by names and addresses of the name servers that an answer came through
+// (rpz-nsdname, rpz-nsip). The actions of all are NXDOMAIN, NODATA (both are "blocked": how to say so is the
+// user's setting), PASSTHRU, DROP, TCP-Only, a CNAME target and local data. Of owners that are absolute, the
+// origin is cut off; with no origin given they are taken as if relative, which is how some lists are written.
 type zone struct {
 	on     bool
 	parens int    // nesting of parentheses at the line's beginning
@@ -133,17 +134,15 @@ func (p *parser) zoneFields(line []byte, f []string) {
 	}
 	owner = strings.TrimSuffix(owner, ".")
 	value := strings.Join(rest[1:], " ")
-	for _, kind := range []string{"rpz-nsip", "rpz-nsdname"} {
-		if strings.HasSuffix(owner, "."+kind) {
-			p.complain(line, kind+" triggers are not supported in lists")
+	dot := strings.LastIndexByte(owner, '.')
+	if rest, kind := owner[:max(0, dot)], owner[dot+1:]; strings.HasPrefix(kind, "rpz-") {
+		t := slices.Index(triggerNames[:], kind)
+		if t < 0 {
+			p.complain(line, "unknown trigger "+kind)
 			return
 		}
-	}
-	for t, kind := range map[Trigger]string{ByAnswer: "rpz-ip", ByClient: "rpz-client-ip"} {
-		if rest, ok := strings.CutSuffix(owner, "."+kind); ok {
-			p.zoneAddress(line, t, rest, typ, value)
-			return
-		}
+		p.zoneTrigger(line, Trigger(t), rest, typ, value)
+		return
 	}
 	p.rule = Rule{Line: p.line, Form: ZoneExact}
 	if rest, ok := strings.CutPrefix(owner, "*."); ok {
@@ -164,9 +163,51 @@ func (p *parser) zoneFields(line []byte, f []string) {
 	p.hand()
 }
 
-// zoneAddress reads a record whose trigger is an address: its owner is the length of a prefix and the address
-// from the end, of IPv4 in bytes, of IPv6 in words, of which zz stands for a run of zeros.
-func (p *parser) zoneAddress(line []byte, t Trigger, owner, typ, value string) {
+// triggerNames are the last labels of the owners of triggers.
+var triggerNames = [NumTriggers]string{ByAnswer: "rpz-ip", ByClient: "rpz-client-ip", ByServer: "rpz-nsdname", ByServerAddr: "rpz-nsip"}
+
+// zoneTrigger reads a record whose trigger is not the name asked for; owner is what says which.
+func (p *parser) zoneTrigger(line []byte, t Trigger, owner, typ, value string) {
+	p.rule = Rule{Line: p.line, Form: ZoneExact, Trigger: t}
+	switch {
+	case t == ByServer && owner == "*": // every name server
+		p.rule.Form = ZoneBelow
+		p.rule.Name = AppendServer(p.name[:0], []byte{0})
+	case t == ByServer:
+		if rest, ok := strings.CutPrefix(owner, "*."); ok {
+			p.rule.Form, owner = ZoneBelow, rest
+		}
+		if !p.setName([]byte(owner)) || len(p.rule.Name)+1+len(triggerNames[t]) > dnsname.MaxLen {
+			p.complain(line, "not a host name: "+owner)
+			return
+		}
+		p.rule.Name = AppendServer(p.name[:0], p.rule.Name)
+	default:
+		prefix, reason := zonePrefix(owner)
+		if reason != "" {
+			p.complain(line, reason)
+			return
+		}
+		p.rule.Prefix = prefix
+		p.rule.Name = AppendPrefix(p.name[:0], t, prefix)
+	}
+	if reason := p.zoneAction(typ, value); reason != "" {
+		p.complain(line, reason)
+		return
+	}
+	if everything := t == ByServer && owner == "*" || t != ByServer && p.rule.Prefix.Bits() <= 3; everything && !p.rule.Allow {
+		p.world(string(line))
+	}
+	if p.rule.Mods != nil {
+		p.rule.Pattern = "rpz " + owner + "." + triggerNames[t]
+		p.needText()
+	}
+	p.hand()
+}
+
+// zonePrefix reads the owner of a trigger that is an address: the length of a prefix and the address from the end,
+// of IPv4 in bytes, of IPv6 in words, of which zz stands for a run of zeros. The reason is not "" if it is none.
+func zonePrefix(owner string) (prefix netip.Prefix, reason string) {
 	f := strings.Split(owner, ".")
 	size, err := strconv.Atoi(f[0])
 	f = f[1:]
@@ -183,29 +224,27 @@ func (p *parser) zoneAddress(line []byte, t Trigger, owner, typ, value string) {
 	}
 	addr, aerr := netip.ParseAddr(text)
 	if err != nil || aerr != nil || size < 1 || size > addr.BitLen() || addr.Is4In6() || addr.Zone() != "" {
-		p.complain(line, "not a prefix: "+owner)
-		return
+		return prefix, "not a prefix: " + owner
 	}
-	prefix := netip.PrefixFrom(addr, size)
+	prefix = netip.PrefixFrom(addr, size)
 	if prefix != prefix.Masked() {
-		p.complain(line, prefix.String()+" has bits beyond its length")
-		return
+		return prefix, prefix.String() + " has bits beyond its length"
 	}
-	p.rule = Rule{Line: p.line, Form: ZoneExact, Trigger: t, Prefix: prefix}
-	p.rule.Name = AppendPrefix(p.name[:0], t, prefix)
-	if reason := p.zoneAction(typ, value); reason != "" {
-		p.complain(line, reason)
-		return
-	}
-	if p.rule.Mods != nil {
-		p.complain(line, "of triggers by address only NXDOMAIN, NODATA and PASSTHRU are supported in lists")
-		return
-	}
-	p.hand()
+	return prefix, ""
 }
 
-// AppendPrefix appends the name, in wire form, by which rules know a prefix that is a trigger: no name that
-// can be asked for ends like it.
+// The names by which rules know triggers that are not names asked for end in a label of two bytes, a zero and the
+// Trigger, which no host name does.
+
+// TriggerLabel is the last label of such names.
+func TriggerLabel(t Trigger) [3]byte { return [3]byte{2, 0, byte(t)} }
+
+// AppendServer appends the name, in wire form, by which rules know the name of a name server.
+func AppendServer(b, name []byte) []byte {
+	return append(append(b, name[:len(name)-1]...), 2, 0, byte(ByServer), 0)
+}
+
+// AppendPrefix appends the name, in wire form, by which rules know a prefix that is a trigger.
 func AppendPrefix(b []byte, t Trigger, p netip.Prefix) []byte {
 	const hex = "0123456789abcdef"
 	a, size := p.Addr().As16(), p.Bits()
