@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -141,7 +142,15 @@ func (t *table) addList(l *adminv1.List) {
 	if l.GetHeldRules() > 0 {
 		problem = fmt.Sprintf("a text of %d rules is held; %s", l.GetHeldRules(), problem)
 	}
+	if l.GetBehind() > 0 {
+		problem = strings.TrimSuffix(heldTexts(l)+"; "+problem, "; ")
+	}
 	t.add(l.GetId(), l.GetName(), l.GetRules(), l.GetSkipped(), when(l.GetUpdated()), when(l.GetFetched()), short(l.GetSha256()), from, problem)
+}
+
+// heldTexts is about those who have an older text of a list.
+func heldTexts(l *adminv1.List) string {
+	return fmt.Sprintf("%d of %d keep an older text: with this one they would have more rules than own_lists.rules", l.GetBehind(), l.GetUsedBy())
 }
 
 func listLine(l *adminv1.List) *table {
@@ -183,6 +192,9 @@ func (a *app) listGet() *cobra.Command {
 					t.add("error", l.GetError())
 					if l.GetHeldRules() > 0 {
 						t.add("held", fmt.Sprintf("a text of %d rules; list accept takes it", l.GetHeldRules()))
+					}
+					if l.GetBehind() > 0 {
+						t.add("behind", heldTexts(l))
 					}
 					return t
 				})

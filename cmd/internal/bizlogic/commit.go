@@ -343,7 +343,7 @@ func (b *batch) put(w *work, kind string, key []byte, revision uint64, bytes []b
 	case Users:
 		return b.indexUser(string(key), was, bytes)
 	case Catalogue:
-		return b.indexOwn(string(key), policyURLs(string(key), was), policyURLs(string(key), bytes))
+		return b.indexOwn(string(key), policyRecord(string(key), was), policyRecord(string(key), bytes))
 	}
 	return nil
 }
@@ -360,7 +360,7 @@ func (b *batch) indexUser(id string, was, now []byte) error {
 	_ = proto.Unmarshal(was, before)
 	_ = proto.Unmarshal(now, after)
 
-	if err := b.indexOwn(id, userURLs(before), userURLs(after)); err != nil {
+	if err := b.indexOwn(id, userLayers(before), userLayers(after)); err != nil {
 		return err
 	}
 	old, new_ := claims(id, before), claims(id, after)

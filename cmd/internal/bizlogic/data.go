@@ -169,7 +169,7 @@ func (s *Service) parseLine(ctx context.Context, in *imported, line uint64, what
 				return err
 			}
 		}
-		if err := s.fetchOwn(ctx, userURLs(&userv1.User{Settings: u.Settings, Devices: u.Devices})); err != nil {
+		if err := s.fetchOwn(ctx, sortedKeys(userLayers(&userv1.User{Settings: u.Settings, Devices: u.Devices}).texts())); err != nil {
 			return err
 		}
 		in.users = append(in.users, importedLine[*adminv1.User]{line, u})
@@ -184,7 +184,7 @@ func (s *Service) parseLine(ctx context.Context, in *imported, line uint64, what
 		if err := s.judgeRules("policy/"+p.Id, p.Rules); err != nil {
 			return err
 		}
-		if err := s.fetchOwn(ctx, settingsURLs(p.Settings)); err != nil {
+		if err := s.fetchOwn(ctx, sortedKeys(policyLayers(&userv1.Policy{Settings: p.Settings}).texts())); err != nil {
 			return err
 		}
 		in.policies = append(in.policies, importedLine[*adminv1.Policy]{line, p})

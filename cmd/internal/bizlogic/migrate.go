@@ -89,8 +89,8 @@ func rebuild(tx *bolt.Tx, kind string, indexes map[string]map[string]string) (fo
 		addTotals(m.Totals, kind, string(key), b, 1)
 		byRevision[string(be64(revision))+string(key)] = ""
 		if kind == Catalogue {
-			for _, from := range policyURLs(string(key), b) {
-				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = ""
+			for from, sum := range policyRecord(string(key), b).texts() {
+				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = sum
 			}
 		}
 		if kind == Users && !bytes.Contains(key, []byte("/")) {
@@ -102,8 +102,8 @@ func rebuild(tx *bolt.Tx, kind string, indexes map[string]map[string]string) (fo
 			if u.Policy != "" {
 				indexes[string(bucketPolicies)][u.Policy+"\x00"+string(key)] = ""
 			}
-			for _, from := range userURLs(u) {
-				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = ""
+			for from, sum := range userLayers(u).texts() {
+				indexes[string(bucketOwnUses)][from+"\x00"+string(key)] = sum
 			}
 			for c, owner := range claims(string(key), u) {
 				if other := indexes[string(bucketClaims)][c]; other != "" {

@@ -25,7 +25,9 @@ import (
 // Users, devices and policies have lists of their own: texts that were uploaded, or that the service fetches from
 // a URL, once for all who name it. The bucket "own" holds one OwnSource for each text, under its URL or, uploaded,
 // "sha256:" and the hash in hexadecimal; the bucket "own_uses" holds URL\x00OWNER, where OWNER is a user's id or
-// policy/ID. Records hold the hash of the text, so a text that changes is spread over the records that name it.
+// policy/ID, with the hash of the text the owner has. Records hold that hash, so a text that changes is spread over
+// the records that name it. An owner who would then have more rules than he may keeps the text he has, and is given
+// the new one when there is room for it: when the text or what else he has becomes less.
 
 // OwnLists bounds the lists that users have of their own. Every zero field means the default stated on it.
 type OwnLists struct {
@@ -106,18 +108,6 @@ func ownURLs(assignments []*adminv1.Assignment) (urls []string) {
 		for part := range strings.SplitSeq(as.GetValue(), ",") {
 			if _, from, ok := strings.Cut(strings.TrimSpace(part), "="); ok && isURL(from) {
 				urls = append(urls, from)
-			}
-		}
-	}
-	return urls
-}
-
-// settingsURLs is the URLs that whole settings name.
-func settingsURLs(all ...*userv1.Settings) (urls []string) {
-	for _, s := range all {
-		for _, l := range s.GetOwnLists().GetValues() {
-			if l.GetUrl() != "" {
-				urls = append(urls, l.Url)
 			}
 		}
 	}
@@ -315,6 +305,8 @@ func ownText(src *storev1.OwnSource, t *text, report Report, now time.Time) {
 // that ends in between goes on after its start.
 func (s *Service) spread(ctx context.Context, from string) error {
 	var after []byte
+	var behind []string // those who keep the text before, as far as they are shown
+	more := 0
 	for {
 		var owners [][]byte
 		prefix := []byte(from + "\x00")
@@ -331,14 +323,19 @@ func (s *Service) spread(ctx context.Context, from string) error {
 		if err != nil {
 			return reading(err)
 		}
+		var without []string
 		_, err = s.change(ctx, func(v *view) error {
 			src, err := v.own(from)
 			if err != nil || src == nil || !src.Spreading {
 				return err
 			}
 			for _, owner := range owners {
-				if err := v.giveOwn(string(owner), src); err != nil {
+				given, err := v.giveOwn(string(owner), src)
+				if err != nil {
 					return err
+				}
+				if !given {
+					without = append(without, string(owner))
 				}
 			}
 			if len(owners) == 0 {
@@ -347,39 +344,70 @@ func (s *Service) spread(ctx context.Context, from string) error {
 			}
 			return nil
 		})
-		if err != nil || len(owners) == 0 {
+		if err != nil {
 			return err
+		}
+		shown := min(len(without), maxShownBehind-len(behind))
+		behind, more = append(behind, without[:shown]...), more+len(without)-shown
+		if len(owners) == 0 {
+			if len(behind) > 0 {
+				s.log.Warn("a list of users has grown, and some would have more rules with it than they may (own_lists.rules); they keep the text they had until there is room",
+					"url", showURL(from), "owners", behind, "more", more, "most_rules", s.opts.Own.Rules)
+			}
+			return nil
 		}
 		after = owners[len(owners)-1]
 	}
 }
 
-// giveOwn brings the own lists of a record up to a source.
-func (v *view) giveOwn(owner string, src *storev1.OwnSource) error {
-	give := func(s *userv1.Settings) {
-		for _, l := range s.GetOwnLists().GetValues() {
-			if l.Url == src.Source.Url {
-				l.Sha256, l.Size, l.Rules = src.Sha256, src.Size, src.Rules
-			}
-		}
-	}
+// maxShownBehind is how many owners are named in a line of the log.
+const maxShownBehind = 10
+
+// giveOwn brings the own lists of a record up to a source, if there is room.
+func (v *view) giveOwn(owner string, src *storev1.OwnSource) (given bool, err error) {
 	if strings.HasPrefix(owner, "policy/") {
 		p := new(userv1.Policy)
 		if _, ok, err := v.load(Catalogue, owner, p); err != nil || !ok {
-			return err
+			return true, err
 		}
-		give(p.Settings)
-		return v.put(Catalogue, owner, p)
+		if given, err = v.catchUp(policyLayers(p), src.Source.Url); err != nil {
+			return false, err
+		}
+		return given, v.put(Catalogue, owner, p)
 	}
 	u := new(userv1.User)
 	if _, ok, err := v.load(Users, owner, u); err != nil || !ok {
-		return err
+		return true, err
 	}
-	give(u.Settings)
-	for _, d := range u.Devices {
-		give(d.Settings)
+	if given, err = v.catchUp(userLayers(u), src.Source.Url); err != nil {
+		return false, err
 	}
-	return v.put(Users, owner, u)
+	return given, v.put(Users, owner, u)
+}
+
+// catchUp brings own lists up to their sources, or those of one URL, where the owner may have as many rules as it
+// makes then. The others stay as they are.
+func (v *view) catchUp(l layers, only string) (all bool, err error) {
+	all = true
+	for _, own := range l.lists() {
+		if own.Url == "" || only != "" && own.Url != only {
+			continue
+		}
+		src, err := v.own(own.Url)
+		if err != nil {
+			return false, err
+		}
+		if src == nil || len(src.Sha256) == 0 || bytes.Equal(src.Sha256, own.Sha256) && src.Rules == own.Rules {
+			continue
+		}
+		sha256, size, rules := own.Sha256, own.Size, own.Rules
+		own.Sha256, own.Size, own.Rules = src.Sha256, src.Size, src.Rules
+		if own.Rules > rules && l.rules() > v.b.own.Rules {
+			own.Sha256, own.Size, own.Rules = sha256, size, rules
+			all = false
+		}
+	}
+	return all, nil
 }
 
 // dueOwn is the URLs whose time has come: to be fetched, to be spread further, or to be forgotten, which is done
@@ -467,48 +495,91 @@ func (s *Service) eachOwn(f func(*adminv1.List)) error {
 
 func showOwnSource(tx *bolt.Tx, from string, src *storev1.OwnSource) *adminv1.List {
 	l := showList(showURL(from), 0, &userv1.List{Sha256: src.Sha256, Size: src.Size, Rules: src.Rules, Skipped: src.Skipped, Updated: src.Updated}, src.Source)
-	l.UsedBy = uint64(usesOf(tx, from, maxShownUses))
+	prefix := []byte(from + "\x00")
+	c := tx.Bucket(bucketService).Bucket(bucketOwnUses).Cursor()
+	for k, has := c.Seek(prefix); bytes.HasPrefix(k, prefix) && l.UsedBy < maxShownUses; k, has = c.Next() {
+		l.UsedBy++
+		if len(has) > 0 && !src.Spreading && !bytes.Equal(has, src.Sha256) { // earlier versions wrote nothing
+			l.Behind++
+		}
+	}
 	return l
 }
 
 // indexOwn brings the index of who names which URL from one version of a record to the next.
-func (b *batch) indexOwn(owner string, before, after []string) error {
+func (b *batch) indexOwn(owner string, before, after layers) error {
 	uses := b.tx.Bucket(bucketService).Bucket(bucketOwnUses)
-	keep := map[string]bool{}
-	for _, u := range after {
-		keep[u] = true
-	}
-	for _, u := range before {
-		if !keep[u] {
+	keep := after.texts()
+	for u := range before.texts() {
+		if _, ok := keep[u]; !ok {
 			if err := uses.Delete([]byte(u + "\x00" + owner)); err != nil {
 				return err
 			}
 		}
 	}
-	for u := range keep {
-		if err := uses.Put([]byte(u+"\x00"+owner), []byte{}); err != nil {
+	for u, sum := range keep {
+		if err := uses.Put([]byte(u+"\x00"+owner), []byte(sum)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// userURLs is the URLs a user with all devices names, policyURLs those of a policy.
-func userURLs(u *userv1.User) []string {
-	urls := settingsURLs(u.GetSettings())
-	for _, d := range u.GetDevices() {
-		urls = append(urls, settingsURLs(d.GetSettings())...)
-	}
-	return urls
+// Layers are what one user with all devices, or a policy, has.
+type layers struct {
+	settings []*userv1.Settings
+	own      []*userv1.Rules
 }
 
-func policyURLs(key string, record []byte) []string {
-	if !strings.HasPrefix(key, "policy/") {
-		return nil
+func userLayers(u *userv1.User) layers {
+	l := layers{[]*userv1.Settings{u.GetSettings()}, []*userv1.Rules{u.GetRules()}}
+	for _, d := range u.GetDevices() {
+		l.settings, l.own = append(l.settings, d.GetSettings()), append(l.own, d.GetRules())
 	}
+	return l
+}
+
+func policyLayers(p *userv1.Policy) layers {
+	return layers{[]*userv1.Settings{p.GetSettings()}, []*userv1.Rules{p.GetRules()}}
+}
+
+// policyRecord is the layers of a record of the catalogue; none if it is no policy.
+func policyRecord(key string, record []byte) layers {
 	p := new(userv1.Policy)
-	_ = proto.Unmarshal(record, p) // was checked before it was written
-	return settingsURLs(p.GetSettings())
+	if strings.HasPrefix(key, "policy/") {
+		_ = proto.Unmarshal(record, p) // was checked before it was written
+	}
+	return policyLayers(p)
+}
+
+// lists is the own lists of all layers.
+func (l layers) lists() (all []*userv1.OwnList) {
+	for _, s := range l.settings {
+		all = append(all, s.GetOwnLists().GetValues()...)
+	}
+	return all
+}
+
+// texts is the URLs of the own lists, with the hashes of the texts that are had of them.
+func (l layers) texts() map[string]string {
+	all := map[string]string{}
+	for _, own := range l.lists() {
+		if own.Url != "" {
+			all[own.Url] = string(own.Sha256)
+		}
+	}
+	return all
+}
+
+// rules is how many rules there are, own ones and those of own lists.
+func (l layers) rules() (n int) {
+	for _, own := range l.lists() {
+		n += int(own.Rules)
+	}
+	for _, r := range l.own {
+		n += int(r.GetRules())
+	}
+	return n
 }
 
 // parseOwnList reads ID=URL or ID=SHA256. The text is here already: see fetchOwn.
@@ -564,34 +635,16 @@ func (v *view) settleOwnList(field string, l *userv1.OwnList) error {
 	return nil
 }
 
-// check bounds what the layers of one user, or of a policy, have of their own.
-func (o OwnLists) check(layers []*userv1.Settings, rules []*userv1.Rules) error {
-	number, sum := 0, 0
-	for _, s := range layers {
-		for _, l := range s.GetOwnLists().GetValues() {
-			number++
-			sum += int(l.Rules)
-		}
+// check bounds what one user, or a policy, has. What is too much already, by limits that were others then, may stay,
+// but not become more.
+func (o OwnLists) check(now, before layers) error {
+	if n := len(now.lists()); n > o.Number && n > len(before.lists()) {
+		return invalid("own_lists", "would be %d; at most %d (own_lists.number)", n, o.Number)
 	}
-	for _, r := range rules {
-		sum += int(r.GetRules())
-	}
-	if number > o.Number {
-		return invalid("own_lists", "would be %d; at most %d (own_lists.number)", number, o.Number)
-	}
-	if sum > o.Rules {
-		return invalid("own_lists", "would have %d rules with the rules beside them; at most %d (own_lists.rules)", sum, o.Rules)
+	if n := now.rules(); n > o.Rules && n > before.rules() {
+		return invalid("own_lists", "would have %d rules with the rules beside them; at most %d (own_lists.rules)", n, o.Rules)
 	}
 	return nil
-}
-
-// checkUser is check for a user with all devices.
-func (o OwnLists) checkUser(u *userv1.User) error {
-	layers, rules := []*userv1.Settings{u.GetSettings()}, []*userv1.Rules{u.GetRules()}
-	for _, d := range u.GetDevices() {
-		layers, rules = append(layers, d.GetSettings()), append(rules, d.GetRules())
-	}
-	return o.check(layers, rules)
 }
 
 func (a listServer) PutBlob(stream grpc.ClientStreamingServer[adminv1.PutBlobRequest, adminv1.PutBlobResponse]) error {

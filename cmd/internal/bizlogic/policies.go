@@ -130,7 +130,14 @@ func (v *view) putPolicy(id string, p *userv1.Policy) error {
 			return err
 		}
 	}
-	if err := v.b.own.check([]*userv1.Settings{p.GetSettings()}, []*userv1.Rules{p.GetRules()}); err != nil {
+	before := new(userv1.Policy)
+	if _, _, err := v.load(Catalogue, "policy/"+id, before); err != nil {
+		return err
+	}
+	if _, err := v.catchUp(policyLayers(p), ""); err != nil {
+		return err
+	}
+	if err := v.b.own.check(policyLayers(p), policyLayers(before)); err != nil {
 		return err
 	}
 	return v.put(Catalogue, "policy/"+id, p)

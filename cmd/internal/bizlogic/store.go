@@ -35,7 +35,7 @@ import (
 //	policies     POLICY\x00USER → nothing: who refers to a policy
 //	sources      list id → store.v1 ListSource
 //	own          URL, or "sha256:" and a hash → store.v1 OwnSource; see own.go
-//	own_uses     URL\x00OWNER → nothing: who has it among his own lists
+//	own_uses     URL\x00OWNER → SHA-256 of the text he has: who has it among his own lists
 //	seeded       catalogue key → store.v1 Seeded; see seed.go
 //	imports      import id → store.v1 ImportState
 //	tokens       token id → store.v1 Token

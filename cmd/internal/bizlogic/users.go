@@ -402,9 +402,6 @@ func (v *view) putUser(id string, u *userv1.User) error {
 	if most := int(cmp.Or(u.MaxDevices, maxDevices)); len(u.Devices) > most {
 		return refused("user %q would have %d devices; at most %d", id, len(u.Devices), most)
 	}
-	if err := v.b.own.checkUser(u); err != nil {
-		return err
-	}
 	if u.Policy != "" {
 		if _, _, ok, err := v.get(Catalogue, "policy/"+u.Policy); err != nil || !ok {
 			return cond(err, invalid("policy", "there is no policy %q", u.Policy))
@@ -412,6 +409,12 @@ func (v *view) putUser(id string, u *userv1.User) error {
 	}
 	before := new(userv1.User)
 	if _, _, err := v.load(Users, id, before); err != nil {
+		return err
+	}
+	if _, err := v.catchUp(userLayers(u), ""); err != nil {
+		return err
+	}
+	if err := v.b.own.check(userLayers(u), userLayers(before)); err != nil {
 		return err
 	}
 	after := claims(id, u)
