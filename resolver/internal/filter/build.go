@@ -6,6 +6,7 @@ import (
 	"math"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -25,6 +26,8 @@ type Matcher struct {
 	lists      Set
 	triggers   triggers // of all lists there were since the first
 	servers    Set      // lists with rules about name servers
+	stale      bool     // its tables have rules of lists that have changed or are gone
+	partial    bool     // a stage of a merge, only to match with
 }
 
 var generations atomic.Uint64
@@ -34,6 +37,9 @@ func (m *Matcher) Lists() Set { return m.lists }
 
 // Overlays returns how many tables lie over the base.
 func (m *Matcher) Overlays() int { return max(0, len(m.layers)-1) }
+
+// Merged reports whether Merge would only copy: there is one table, without rules of lists that are gone.
+func (m *Matcher) Merged() bool { return len(m.layers) <= 1 && !m.stale }
 
 // Dropped returns the rules that the Matcher does not use because they would cost too much, by list and line.
 // The slice must not be changed.
@@ -147,10 +153,12 @@ func (b *Builder) Remove(list int) { b.changed.Add(list) }
 // used up.
 func (b *Builder) Build(old *Matcher) *Matcher {
 	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added, triggers: b.trigger, servers: b.servers}
-	var lost []Dropped // there is no room for more text
 	if old != nil {
 		if *old.key != *b.key {
 			panic("filter: the old Matcher has another key")
+		}
+		if old.partial {
+			panic("filter: the old Matcher is being merged")
 		}
 		keep := old.lists.Minus(b.changed)
 		for i := range m.lists {
@@ -162,52 +170,44 @@ func (b *Builder) Build(old *Matcher) *Matcher {
 				m.triggers[t][i] |= old.triggers[t][i]
 			}
 		}
+		m.stale = old.stale
 		for _, l := range old.layers {
-			if l.live = l.live.Minus(b.changed); !l.live.empty() {
+			live := l.live.Minus(b.changed)
+			m.stale = m.stale || live != l.live
+			if l.live = live; !l.live.empty() {
 				m.layers = append(m.layers, l)
 			}
 		}
-		for i := range old.rules.all {
-			if r := &old.rules.all[i]; keep.Has(int(r.list)) && !b.rules.put(*r, old.rules.text(r), old.rules.moreOf(r)) {
-				lost = append(lost, Dropped{r.list, r.line})
-			}
-		}
-		runtime.KeepAlive(old)
 	}
 	if len(b.table.all) > 0 {
 		m.layers = append(m.layers, layer{newTable(&b.table), b.added})
 	}
-	if len(b.rules.texts) > offHeap {
-		runtime.GC() // reading left garbage, and indexing needs as much again
-	}
-	m.rules = newRules(b.key, b.rules)
-	m.rules.dropped = append(m.rules.dropped, lost...)
+	m.rules = b.newRules(old)
 	*b = Builder{}
 	if len(m.layers) > 1+MaxOverlays {
-		return m.Merge()
+		return m.Merge(nil)
 	}
 	return m
 }
 
-// Merge returns an equal Matcher of one table. It leaves m as it is, so that it can run in the background
-// while m serves. Facts taken from m are not valid for the result.
-func (m *Matcher) Merge() *Matcher {
-	n := 0
-	for _, l := range m.layers {
-		n += l.rules
+// newRules returns the rules of the lists added and those of old that are not in tables: old's own if no list
+// with such rules has changed, for to index them again takes as long as many a list.
+func (b *Builder) newRules(old *Matcher) *rules {
+	defer runtime.KeepAlive(old)
+	kept, keep := &ruleSet{}, Set{}
+	if old != nil {
+		kept, keep = &old.rules.ruleSet, old.lists.Minus(b.changed)
+		if len(b.rules.all) == 0 && !slices.ContainsFunc(kept.all, func(r rule) bool { return !keep.Has(int(r.list)) }) {
+			return old.rules
+		}
 	}
-	var ps postings
-	ps.all = extend(&ps.mem, ps.all, n)
-	for i := range m.layers {
-		m.layers[i].postings(&ps, &m.layers[i].live)
+	if len(b.rules.texts) > offHeap {
+		runtime.GC() // reading left garbage, and indexing needs memory
 	}
-	c := *m
-	c.generation = generations.Add(1)
-	c.layers = nil
-	if len(ps.all) > 0 {
-		c.layers = []layer{{newTable(&ps), m.lists}}
-	}
-	return &c
+	all, mem, lost := b.rules.join(kept, &keep)
+	x := newRules(b.key, all, mem)
+	x.dropped = append(x.dropped, lost...)
+	return x
 }
 
 // Compile makes a Matcher of one small text, a private list or a user's own rules, as list 0.

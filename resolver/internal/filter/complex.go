@@ -79,7 +79,7 @@ type ruleSet struct {
 	all   []rule
 	texts []byte
 	mores []*more
-	// What all and texts lie in while the set grows.
+	// What all and texts lie in while the set grows. A set that does not is in one region.
 	memAll, memTexts *region
 }
 
@@ -164,6 +164,51 @@ func (x *ruleSet) put(c rule, text string, m *more) bool {
 	return true
 }
 
+// join returns the rules of x and, behind them, those of old that are of the lists in keep, in memory for just
+// these; of x nothing is left. lost are rules that there is no room for.
+func (x *ruleSet) join(old *ruleSet, keep *Set) (all ruleSet, mem *region, lost []Dropped) {
+	rules, texts := len(x.all), len(x.texts)
+	fits := func(r *rule) bool { return texts+int(r.size) <= math.MaxUint32 }
+	for i := range old.all {
+		if r := &old.all[i]; keep.Has(int(r.list)) && fits(r) {
+			rules++
+			texts += int(r.size)
+		}
+	}
+	mem = newRegion(wordsFor[rule](rules) + wordsFor[byte](texts))
+	all.mores = x.mores
+	all.lieIn(&cutter{mem.words}, rules, texts)
+	rules, texts = copy(all.all, x.all), copy(all.texts, x.texts)
+	x.memAll.free()
+	x.memTexts.free()
+	*x = ruleSet{}
+	for i := range old.all {
+		r := &old.all[i]
+		if !keep.Has(int(r.list)) {
+			continue
+		}
+		if !fits(r) {
+			lost = append(lost, Dropped{r.list, r.line})
+			continue
+		}
+		c := *r
+		c.text, c.more = uint32(texts), 0
+		if m := old.moreOf(r); m != nil {
+			all.mores = append(all.mores, m)
+			c.more = uint32(len(all.mores))
+		}
+		all.all[rules] = c
+		rules++
+		texts += copy(all.texts[texts:], old.text(r))
+	}
+	return all, mem, lost
+}
+
+// lieIn makes the next of some memory the set's.
+func (x *ruleSet) lieIn(c *cutter, rules, texts int) {
+	x.all, x.texts = cut[rule](c, rules), cut[byte](c, texts)
+}
+
 // cut drops all rules from the nth on.
 func (x *ruleSet) cut(rules, texts, mores int) {
 	x.all, x.texts, x.mores = x.all[:rules], x.texts[:texts], x.mores[:mores]
@@ -208,9 +253,9 @@ type rules struct {
 	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
 	dropped  []Dropped
-	starts   bitmap  // the first four bytes of the keys of byDot, label8 and label4
-	inside   bitmap  // those of by8 and by4
-	mem      *region // holds all of these but mores, voids and dropped
+	starts   bitmap    // the first four bytes of the keys of byDot, label8 and label4
+	inside   bitmap    // those of by8 and by4
+	mem      []*region // holds all of these but mores, voids and dropped
 }
 
 const (
@@ -228,8 +273,8 @@ type Dropped struct {
 	Line uint32
 }
 
-// newRules indexes the rules of a set.
-func newRules(key *dnsname.Key, set ruleSet) *rules {
+// newRules indexes the rules of a set that lies in mem.
+func newRules(key *dnsname.Key, set ruleSet, mem *region) *rules {
 	x := &rules{ruleSet: set}
 	if len(x.all) == 0 {
 		return x
@@ -238,8 +283,8 @@ func newRules(key *dnsname.Key, set ruleSet) *rules {
 		x.all[i].flags &^= isDropped
 	}
 	x.findVoids()
-	x.anchor(key)
-	x.pack()
+	x.pack(mem, x.anchor(key))
+	x.sieve()
 	return x
 }
 
@@ -279,23 +324,21 @@ func (x *rules) maps() [6]*multimap {
 	return [...]*multimap{&x.bySuffix, &x.byDot, &x.label8, &x.label4, &x.by8, &x.by4}
 }
 
-// pack moves everything into one region.
-func (x *rules) pack() {
+// pack makes the multimaps behind all else, in one region.
+func (x *rules) pack(mem *region, pairs [6]pairs) {
 	words := wordsFor[rule](len(x.all)) + wordsFor[byte](len(x.texts)) + wordsFor[uint32](len(x.always))
-	for _, m := range x.maps() {
-		words += len(m.filter) + wordsFor[multikey](len(m.keys)) + wordsFor[uint32](len(m.ids))
+	for i := range pairs {
+		words += pairs[i].words()
 	}
-	x.mem = newRegion(words)
-	x.mem.huge()
-	c := &cutter{x.mem.words}
-	x.all, x.texts, x.always = move(c, x.all), move(c, x.texts), move(c, x.always)
-	for _, m := range x.maps() {
-		m.filter, m.keys, m.ids = move(c, m.filter), move(c, m.keys), move(c, m.ids)
+	mem.resize(words)
+	mem.huge()
+	x.mem = []*region{mem}
+	c := &cutter{mem.words}
+	x.lieIn(c, len(x.all), len(x.texts))
+	x.always = move(c, x.always)
+	for i, m := range x.maps() {
+		*m = pairs[i].multimap(c)
 	}
-	x.memAll.free()
-	x.memTexts.free()
-	x.memAll, x.memTexts = nil, nil
-	x.sieve()
 }
 
 // sieve makes the bitmaps.
@@ -346,8 +389,9 @@ func move[T any](c *cutter, s []T) []T {
 	return to
 }
 
-// anchor hangs each rule off the rarest thing that any name it matches must have.
-func (x *rules) anchor(key *dnsname.Key) {
+// anchor finds for each rule the rarest thing that any name it matches must have, to hang it off, and returns
+// what the multimaps are made of, in their order.
+func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 	count := newCounts(len(x.texts))
 	for _, s := range common {
 		for i := range len(s) - 3 {
@@ -443,10 +487,10 @@ func (x *rules) anchor(key *dnsname.Key) {
 			always(id)
 		}
 	}
-	count.n = nil
-	for m, ps := range map[*multimap][]pair{&x.bySuffix: suffix, &x.byDot: dot, &x.label8: label8, &x.label4: label4, &x.by8: by8, &x.by4: by4} {
+	count.mem.free()
+	for i, ps := range [...][]pair{suffix, dot, label8, label4, by8, by4} {
 		var over []uint32
-		*m, over = newMultimap(ps)
+		found[i], over = newPairs(ps)
 		for _, id := range over {
 			// An expression may hang elsewhere too; a rule that some names would not meet is better met by none.
 			x.all[id].flags |= isDropped
@@ -455,6 +499,7 @@ func (x *rules) anchor(key *dnsname.Key) {
 	}
 	slices.SortFunc(x.dropped, func(a, b Dropped) int { return cmp.Or(cmp.Compare(a.List, b.List), cmp.Compare(a.Line, b.Line)) })
 	x.dropped = slices.Compact(x.dropped)
+	return found
 }
 
 // common are parts of very many names: rules are better found by anything else they have.
@@ -489,12 +534,14 @@ func gram(s string) uint64 {
 type counts struct {
 	n     []uint16
 	shift uint8
+	mem   *region
 }
 
 // newCounts makes room for so many different strings that few share a count.
 func newCounts(strings int) counts {
 	k := min(max(bits.Len(uint(strings))+1, 8), 20)
-	return counts{make([]uint16, 1<<k), uint8(64 - k)}
+	mem := newRegion(wordsFor[uint16](1 << k))
+	return counts{castSlice[uint16](mem.words), uint8(64 - k), mem}
 }
 
 func (c counts) add(gram uint64, n uint16) {
@@ -589,17 +636,20 @@ type pair struct {
 	id  uint32
 }
 
-// newMultimap also returns the rules that are not in it because their key has maxCrowd others.
-func newMultimap(ps []pair) (m multimap, over []uint32) {
-	if len(ps) == 0 {
-		return m, nil
-	}
+// pairs are what a multimap is made of, in order.
+type pairs struct {
+	all      []pair
+	distinct int // keys
+}
+
+// newPairs also returns the rules that are left out because their key has maxCrowd others.
+func newPairs(ps []pair) (p pairs, over []uint32) {
 	slices.SortStableFunc(ps, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
 	ps = slices.Compact(ps)
 	kept := ps[:0]
 	run := 0
-	for i, p := range ps {
-		if i == 0 || len(kept) == 0 || kept[len(kept)-1].key != p.key {
+	for _, p := range ps {
+		if len(kept) == 0 || kept[len(kept)-1].key != p.key {
 			run = 0
 		}
 		if run++; run > maxCrowd {
@@ -608,22 +658,39 @@ func newMultimap(ps []pair) (m multimap, over []uint32) {
 		}
 		kept = append(kept, p)
 	}
-	ps = kept
-	distinct := 0
-	for i := range ps {
-		if i == 0 || ps[i].key != ps[i-1].key {
-			distinct++
+	p.all = kept
+	for i := range kept {
+		if i == 0 || kept[i].key != kept[i-1].key {
+			p.distinct++
 		}
 	}
-	// Ten bits of filter a key or more, of which a key sets three: one absent key in a hundred passes.
-	words := bits.Len(uint(distinct / 6))
-	m = multimap{
-		filter: make([]uint64, 1<<words),
-		shift:  uint8(64 - words),
-		keys:   make([]multikey, 1<<bits.Len(uint(distinct*3/2))),
-		ids:    make([]uint32, len(ps)),
+	return p, over
+}
+
+// size returns the lengths of the multimap's filter and keys.
+func (p *pairs) size() (filter, keys int) {
+	if p.distinct == 0 {
+		return 0, 0
 	}
-	m.mask = uint64(len(m.keys) - 1)
+	// Ten bits of filter a key or more, of which a key sets three: one absent key in a hundred passes.
+	return 1 << bits.Len(uint(p.distinct/6)), 1 << bits.Len(uint(p.distinct*3/2))
+}
+
+// words returns how many the multimap takes.
+func (p *pairs) words() int {
+	filter, keys := p.size()
+	return filter + wordsFor[multikey](keys) + wordsFor[uint32](len(p.all))
+}
+
+// multimap makes one in the next of some memory, which is zero.
+func (p *pairs) multimap(c *cutter) (m multimap) {
+	filter, keys := p.size()
+	if keys == 0 {
+		return m
+	}
+	ps := p.all
+	m = multimap{filter: c.words(filter), shift: uint8(64 - bits.TrailingZeros(uint(filter))), keys: cut[multikey](c, keys), ids: cut[uint32](c, len(ps))}
+	m.mask = uint64(keys - 1)
 	for i := 0; i < len(ps); {
 		k := multikey{key: ps[i].key, from: uint32(i)}
 		for ; i < len(ps) && ps[i].key == k.key; i++ {
@@ -638,7 +705,7 @@ func newMultimap(ps []pair) (m multimap, over []uint32) {
 		}
 		m.keys[at] = k
 	}
-	return m, over
+	return m
 }
 
 // spread makes the upper bits of a key's hash good ones.

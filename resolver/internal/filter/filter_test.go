@@ -191,7 +191,7 @@ func TestLayers(t *testing.T) {
 	if r, ok := m1.Judge(&f, name, nil, &Query{}); !ok || r.Verdict != Blocked {
 		t.Errorf("facts: %+v, %v", r, ok)
 	}
-	for _, other := range []*Matcher{m2, m1.Merge()} {
+	for _, other := range []*Matcher{m2, m1.Merge(nil)} {
 		if _, ok := other.Judge(&f, name, nil, &Query{}); ok {
 			t.Error("facts of one Matcher are valid for another")
 		}
@@ -238,7 +238,7 @@ func TestConcurrent(t *testing.T) {
 			if _, err := b.Add(1+i, strings.NewReader("||x.example^\nads")); err != nil {
 				t.Error(err)
 			}
-			next = b.Build(next).Merge()
+			next = b.Build(next).Merge(nil)
 		}
 		if got := judge(t, next, nil, query); got != before {
 			t.Errorf("with twenty lists more it is %s, was %s", got, before)
@@ -305,7 +305,7 @@ func TestEmpty(t *testing.T) {
 	if r := m.MatchAddr(netip.MustParseAddr("192.0.2.1"), nil, &Query{}); r.Verdict != None {
 		t.Error(r)
 	}
-	if m = m.Merge(); judge(t, m, nil, "a.example A") != "none" {
+	if m = m.Merge(nil); judge(t, m, nil, "a.example A") != "none" {
 		t.Error("merged")
 	}
 }

@@ -57,6 +57,7 @@ type preamble struct {
 	// Servers are the lists with rules about name servers.
 	Servers Set
 	Layers  []layerPart
+	Stale   bool
 	Rules   rulesPart
 	Mores   int // bytes
 }
@@ -122,6 +123,9 @@ func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
 			err = fmt.Errorf("the index of filter lists: %w", err)
 		}
 	}()
+	if m.partial {
+		return errors.New("it is being merged")
+	}
 	head, parts, err := m.image(ids)
 	if err != nil {
 		return err
@@ -154,7 +158,7 @@ func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
 
 // image returns what a file begins with, its code included, and the parts that follow.
 func (m *Matcher) image(ids *[MaxLists]ID) (head []byte, parts [][]byte, err error) {
-	p := preamble{Program: program(), Triggers: m.triggers, Servers: m.servers}
+	p := preamble{Program: program(), Triggers: m.triggers, Servers: m.servers, Stale: m.stale}
 	for n := range MaxLists {
 		if m.lists.Has(n) {
 			p.Lists = append(p.Lists, listPart{n, ids[n][:]})
@@ -272,7 +276,7 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 	if !ok || words != len(mem.words) || len(p.Layers) > 1+MaxOverlays {
 		return nil, nil, errors.New("its parts are not as long as its preamble says")
 	}
-	m := &Matcher{key: key, generation: generations.Add(1), triggers: p.Triggers, servers: p.Servers}
+	m := &Matcher{key: key, generation: generations.Add(1), triggers: p.Triggers, servers: p.Servers, stale: p.Stale}
 	ids := new([MaxLists]ID)
 	for _, l := range p.Lists {
 		if l.Number < 0 || l.Number >= MaxLists || m.lists.Has(l.Number) || len(l.ID) != len(ID{}) {
@@ -282,15 +286,18 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 		ids[l.Number] = ID(l.ID)
 	}
 	c := &cutter{mem.words}
+	pieces := mem.pieces()
 	for _, l := range p.Layers {
-		t := &table{rules: l.Rules, shift: l.Shift, span: l.Span, mem: [2]*region{mem}}
+		t := &table{rules: l.Rules, shift: l.Shift, span: l.Span}
+		words := c.rest
 		t.filter, t.slots, t.sets, t.lines = c.words(l.Filter), cut[slot](c, l.Slots), c.words(l.Sets), cut[uint32](c, l.Lines)
+		t.mem = touching(pieces, words[:len(words)-len(c.rest)])
 		if err := t.check(); err != nil {
 			return nil, nil, err
 		}
 		m.layers = append(m.layers, layer{t, l.Live})
 	}
-	x := &rules{mem: mem}
+	x := &rules{mem: touching(pieces, c.rest)}
 	m.rules = x
 	x.all, x.texts, x.always, x.dropped = cut[rule](c, p.Rules.All), cut[byte](c, p.Rules.Texts), cut[uint32](c, p.Rules.Always), p.Rules.Dropped
 	for i, mm := range x.maps() {
@@ -366,9 +373,16 @@ func (t *table) check() error {
 		}
 		lines[begin] = uint32(n)
 	}
+	last := uint64(0)
 	for i := range t.slots {
 		s := &t.slots[i]
-		if s.hash == 0 || s.set&single != 0 {
+		if s.hash == 0 {
+			continue
+		}
+		if s.hash <= last {
+			return damaged
+		}
+		if last = s.hash; s.set&single != 0 {
 			continue
 		}
 		if int(s.set) >= len(lines) || lines[s.set] == 0 || uint64(s.lines)+uint64(lines[s.set]) > uint64(len(t.lines)) {

@@ -98,7 +98,7 @@ func TestIndex(t *testing.T) {
 	if len(verdicts) != 4 {
 		t.Errorf("only %v: the test does not test", verdicts)
 	}
-	same("merged", m, l.Merge())
+	same("merged", m, l.Merge(nil))
 	if err := l.Save(path, gotIDs); err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func FuzzIndex(f *testing.F) {
 		for _, q := range indexQueries {
 			judge(t, m, nil, q)
 		}
-		next := NewBuilder(&testKey).Build(m).Merge()
+		next := NewBuilder(&testKey).Build(m).Merge(nil)
 		judge(t, next, nil, "a.example A")
 		runtime.KeepAlive(m)
 	})

@@ -98,6 +98,44 @@ func (r *region) huge() {
 
 const hugePage = 2 << 20
 
+// pieces cuts a mapping at the borders of huge pages into regions that are given back one by one. What r is of
+// any other memory is one piece, itself; otherwise r is void.
+func (r *region) pieces() []*region {
+	if !r.mapped || len(r.words)*8 < 2*hugePage {
+		return []*region{r}
+	}
+	var ps []*region
+	for w := r.disown(); len(w) > 0; {
+		n := min(len(w), int(hugePage-addressOf(w)%hugePage)/8)
+		p := &region{}
+		p.own(w[:n:n])
+		ps, w = append(ps, p), w[n:]
+	}
+	return ps
+}
+
+// addressOf returns where words lie.
+func addressOf(w []uint64) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(w))) }
+
+// inside reports whether all of the region is among some bytes.
+func (r *region) inside(b []byte) bool {
+	from := uintptr(unsafe.Pointer(unsafe.SliceData(b)))
+	at := addressOf(r.words)
+	return from <= at && at+uintptr(len(r.words))*8 <= from+uintptr(len(b))
+}
+
+// touching returns those regions that hold some of the words of w.
+func touching(mem []*region, w []uint64) []*region {
+	from, to := addressOf(w), addressOf(w)+uintptr(len(w))*8
+	var some []*region
+	for _, r := range mem {
+		if at := addressOf(r.words); at < to && from < at+uintptr(len(r.words))*8 {
+			some = append(some, r)
+		}
+	}
+	return some
+}
+
 // free gives the memory back now, when nobody can be reading it.
 func (r *region) free() {
 	if r != nil && r.mapped {

@@ -368,7 +368,7 @@ func TestAgainstNaive(t *testing.T) {
 		for n, text := range texts {
 			rules = append(rules, naiveRules(t, n, text)...)
 		}
-		merged := m.Merge()
+		merged := m.Merge(nil)
 		loaded := reloaded(t, m)
 		for range 200 {
 			name := randomName(r)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math/bits"
-	"runtime"
 	"slices"
 
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -67,8 +66,11 @@ type table struct {
 	sets  []uint64
 	lines []uint32
 	rules int
-	// mem holds all of these. A table read from a file shares it with others.
-	mem [2]*region
+	// mem holds all of these, in pieces that are given back one by one. A table read from a file shares the
+	// first and the last with others.
+	mem []*region
+	// sieve holds filter; nil if mem does.
+	sieve *region
 }
 
 // A slot is one suffix.
@@ -123,50 +125,78 @@ func newTable(p *postings) *table {
 		suffixes++
 		i = n
 	}
-	t := &table{rules: len(ps), span: uint64(suffixes)*4/3 + 1}
-	words := bits.Len(uint(suffixes / 8)) // at least eight bits a suffix
-	t.shift = uint8(64 - words)
-	rest := newRegion(1<<words + wordsFor[uint32](shared))
-	rest.huge()
-	c := cutter{rest.words}
-	t.filter, t.lines = c.words(1<<words), cut[uint32](&c, shared)
-
+	w := newWriter(len(ps), suffixes, shared)
+	t := w.table
 	// The suffixes move to the front, which never overtakes the postings still to be read.
 	slots := castSlice[slot](p.mem.words)
-	interned := map[string]uint32{}
-	var key []byte
-	line := uint32(0)
 	k := 0
 	for i := 0; i < len(ps); k++ {
 		n := sameHash(ps, i)
-		s := slot{hash: ps[i].hash}
-		if n == i+1 {
-			s.set, s.lines = single|uint32(ps[i].at>>32), uint32(ps[i].at)
-		} else {
-			key = key[:0]
-			s.lines = line
-			for _, p := range ps[i:n] {
-				key = binary.LittleEndian.AppendUint16(key, uint16(p.at>>32))
-				t.lines[line] = uint32(p.at)
-				line++
-			}
-			set, ok := interned[string(key)]
-			if !ok {
-				set = uint32(len(t.sets))
-				t.addSet(ps[i:n])
-				interned[string(key)] = set
-			}
-			s.set = set
-		}
-		slots[k] = s
-		t.filter[s.hash>>(t.shift&63)&uint64(len(t.filter)-1)] |= filterBits(s.hash)
+		slots[k] = w.slot(ps[i:n])
 		i = n
 	}
 	t.sets = slices.Clip(t.sets)
 	t.slots = spreadSlots(p.mem, k, t.span)
-	t.mem = [2]*region{p.mem, rest}
+	t.mem = append(t.mem, p.mem.pieces()...)
 	*p = postings{}
 	return t
+}
+
+// A writer makes a table of postings that come suffix by suffix, in order of hash.
+type writer struct {
+	*table
+	interned map[string]uint32 // the sets there are, by the kinds and lists of postings
+	key      []byte
+	line     int // of lines are used
+}
+
+// newWriter makes a table without slots for so many rules of so many suffixes, of which those that share one
+// with others count as shared.
+func newWriter(rules, suffixes, shared int) *writer {
+	words := bits.Len(uint(suffixes / 8)) // at least eight bits a suffix
+	t := &table{rules: rules, span: uint64(suffixes)*4/3 + 1, shift: uint8(64 - words)}
+	if suffixes >= stagedFrom {
+		t.span = (t.span + borders - 1) / borders * borders
+	}
+	if suffixes >= stagedFrom { // a merge has done with the filter first
+		t.sieve = newRegion(1 << words)
+		t.sieve.huge()
+		t.filter = t.sieve.words
+	}
+	rest := newRegion(1<<words - len(t.filter) + wordsFor[uint32](shared))
+	rest.huge()
+	c := cutter{rest.words}
+	if t.filter == nil {
+		t.filter = c.words(1 << words)
+	}
+	t.lines = cut[uint32](&c, shared)
+	t.mem = []*region{rest}
+	return &writer{table: t, interned: map[string]uint32{}}
+}
+
+// slot makes what the table has of one suffix, but for its place.
+func (w *writer) slot(ps []posting) slot {
+	s := slot{hash: ps[0].hash}
+	w.filter[s.hash>>(w.shift&63)&uint64(len(w.filter)-1)] |= filterBits(s.hash)
+	if len(ps) == 1 {
+		s.set, s.lines = single|uint32(ps[0].at>>32), uint32(ps[0].at)
+		return s
+	}
+	w.key = w.key[:0]
+	s.lines = uint32(w.line)
+	for _, p := range ps {
+		w.key = binary.LittleEndian.AppendUint16(w.key, uint16(p.at>>32))
+		w.lines[w.line] = uint32(p.at)
+		w.line++
+	}
+	set, ok := w.interned[string(w.key)]
+	if !ok {
+		set = uint32(len(w.sets))
+		w.addSet(ps)
+		w.interned[string(w.key)] = set
+	}
+	s.set = set
+	return s
 }
 
 // sameHash returns where the postings of the hash at i end.
@@ -292,41 +322,35 @@ func sortPostings(ps []posting) {
 	}
 }
 
-// postings adds the table's postings of the lists in keep.
-func (t *table) postings(ps *postings, keep *Set) {
-	for _, s := range t.slots {
-		if s.hash == 0 {
-			continue
+// appendPostings appends the postings at a slot of the lists in keep, in order.
+func (t *table) appendPostings(ps []posting, s *slot, keep *Set) []posting {
+	if s.set&single != 0 {
+		if keep.Has(int(s.set & (MaxLists - 1))) {
+			ps = append(ps, posting{s.hash, uint64(s.set&^single)<<32 | uint64(s.lines)})
 		}
-		if s.set&single != 0 {
-			if keep.Has(int(s.set & (MaxLists - 1))) {
-				ps.add(posting{s.hash, uint64(s.set&^single)<<32 | uint64(s.lines)})
+		return ps
+	}
+	line := s.lines
+	for at := s.set; ; {
+		head := t.sets[at]
+		at++
+		for w := range MaxLists / 64 {
+			if head&(1<<(8+w)) == 0 {
+				continue
 			}
-			continue
-		}
-		line := s.lines
-		for at := s.set; ; {
-			head := t.sets[at]
+			for word := t.sets[at]; word != 0; word &= word - 1 {
+				list := w*64 + bits.TrailingZeros64(word)
+				if keep.Has(list) {
+					ps = append(ps, posting{s.hash, uint64(kind(head)&127)<<41 | uint64(list)<<32 | uint64(t.lines[line])})
+				}
+				line++
+			}
 			at++
-			for w := range MaxLists / 64 {
-				if head&(1<<(8+w)) == 0 {
-					continue
-				}
-				for word := t.sets[at]; word != 0; word &= word - 1 {
-					list := w*64 + bits.TrailingZeros64(word)
-					if keep.Has(list) {
-						ps.add(posting{s.hash, uint64(kind(head)&127)<<41 | uint64(list)<<32 | uint64(t.lines[line])})
-					}
-					line++
-				}
-				at++
-			}
-			if head>>63 != 0 {
-				break
-			}
+		}
+		if head>>63 != 0 {
+			return ps
 		}
 	}
-	runtime.KeepAlive(t)
 }
 
 // A layer is a table as one Matcher sees it.
@@ -490,7 +514,7 @@ func (m *Matcher) suffix(j *judgement, hash uint64, exact bool) {
 		}
 		return
 	}
-	var found [1 + MaxOverlays]slot
+	var found [maxLayers]slot
 	var void uint64
 	for i := range m.layers {
 		l := &m.layers[i]

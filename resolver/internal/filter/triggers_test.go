@@ -62,7 +62,7 @@ func TestServers(t *testing.T) {
 	if rep.Skipped > 0 || rep.Rules != 15 {
 		t.Fatalf("%+v", rep)
 	}
-	for _, m := range []*Matcher{m, m.Merge(), reloaded(t, m)} {
+	for _, m := range []*Matcher{m, m.Merge(nil), reloaded(t, m)} {
 		for servers, want := range map[string]string{
 			"ns.bad.example": "blocked 2", "x.bad.example": "blocked 3", "y.x.bad.example": "blocked 3", "bad.example": "none", "ok.bad.example": "allowed 4",
 			"x.ok.bad.example": "blocked 3", "a.deep.bad.example": `rewritten 5 ["192.0.2.44"]`, "deep.bad.example": "blocked 3", "nsxbad.example": "none",
@@ -226,7 +226,7 @@ func TestServersAgainstNaive(t *testing.T) {
 			}
 			m = b.Build(m)
 		}
-		ms := []*Matcher{m, m.Merge(), reloaded(t, m)}
+		ms := []*Matcher{m, m.Merge(nil), reloaded(t, m)}
 		for range 100 {
 			names, addrs := randomServers(r)
 			for _, m := range ms {

@@ -64,7 +64,7 @@ func (p *Policy) merge() {
 	}
 	s := *old
 	s.view.state = &s
-	s.lists = old.lists.Merge()
+	s.lists = old.lists.Merge(nil)
 	p.state.CompareAndSwap(old, &s)
 }
 

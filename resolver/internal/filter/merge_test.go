@@ -1,0 +1,121 @@
+package filter
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+)
+
+// TestMergeInStages merges a big table with a changed list, two more and a removed one while names are matched:
+// each Matcher on the way says the same, at every time it serves, and the old table's memory goes piece by piece.
+func TestMergeInStages(t *testing.T) {
+	const n = stagedFrom + 10_000
+	var base strings.Builder
+	for i := range n {
+		fmt.Fprintf(&base, "||n%d.example^\n", i)
+	}
+	build := func(old *Matcher, lists map[int]string, remove ...int) *Matcher {
+		b := NewBuilder(&testKey)
+		for list, text := range lists {
+			if _, err := b.Add(list, strings.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, list := range remove {
+			b.Remove(list)
+		}
+		return b.Build(old)
+	}
+	m := build(nil, map[int]string{3: base.String(), 5: "||n1.example^\n||gone.example^\n", 7: "||old.example^"})
+	m = build(m, map[int]string{5: "||n1.example^$badfilter\n||more.example^\n@@||n2.example^\n"})
+	m = build(m, map[int]string{500: "||n3.example^$important\n@@||n3.example^\n-pattern-\n"})
+	m = build(m, map[int]string{9: "||n4.example^\n"}, 7)
+	if m.Overlays() != MaxOverlays || m.Merged() {
+		t.Fatalf("%d overlays, merged %v", m.Overlays(), m.Merged())
+	}
+	var names [][]byte
+	for _, s := range []string{"n1", "n2", "n3", "n4", "gone", "old", "more", "x-pattern-y", "nothing"} {
+		names = append(names, []byte(dnsname.MustParse("a."+s+".example")))
+	}
+	for i := 5; i < n; i += n / 500 {
+		names = append(names, []byte(dnsname.MustParse(fmt.Sprintf("n%d.example", i))))
+	}
+	sets := []*Set{nil, {1 << 3}, {1<<5 | 1<<9}}
+	var want []Result
+	for _, name := range names {
+		for _, s := range sets {
+			r := m.Match(name, s, &Query{})
+			want = append(want, r)
+		}
+	}
+	if want[0].Verdict != None || want[3].Verdict != Allowed || want[6].Verdict != Blocked {
+		t.Fatalf("the test does not test: %+v", want[:9])
+	}
+	same := func(when string, m *Matcher) {
+		for i, name := range names {
+			for k, s := range sets {
+				if r := m.Match(name, s, &Query{}); r != want[i*len(sets)+k] {
+					t.Errorf("%s: %s by set %d: %+v, want %+v", when, dnsname.Name(name), k, r, want[i*len(sets)+k])
+				}
+			}
+		}
+	}
+	var serving atomic.Pointer[Matcher]
+	serving.Store(m)
+	stop := make(chan struct{})
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					same("beside", serving.Load())
+				}
+			}
+		})
+	}
+	runtime.GC()
+	before, most := mapped.Load(), int64(0)
+	size := m.Stats().Bytes
+	m = nil
+	steps := 0
+	next := serving.Load().Merge(func(m *Matcher) {
+		steps++
+		same(fmt.Sprint("stage ", steps), m)
+		most = max(most, mapped.Load())
+		if m.Save(t.TempDir()+"/index", new([MaxLists]ID)) == nil {
+			t.Error("a stage was saved")
+		}
+		serving.Store(m)
+	})
+	serving.Store(next)
+	close(stop)
+	readers.Wait()
+	same("merged", next)
+	same("reloaded", reloaded(t, next))
+	if steps < stages/2 || next.Overlays() != 0 || !next.Merged() {
+		t.Errorf("%d stages, %d overlays, merged %v", steps, next.Overlays(), next.Merged())
+	}
+	t.Logf("%d stages of an index of %d bytes; %d mapped before, %d at most", steps, size, before, most)
+}
+
+// A merge of lists of which nothing is left has nothing in it.
+func TestMergeOfNothing(t *testing.T) {
+	b := NewBuilder(&testKey)
+	if _, err := b.Add(1, strings.NewReader("||a.example^")); err != nil {
+		t.Fatal(err)
+	}
+	m := b.Build(nil)
+	b = NewBuilder(&testKey)
+	b.Remove(1)
+	if m = b.Build(m).Merge(func(*Matcher) { t.Error("a stage of nothing") }); m.Stats().Rules != 0 || m.Match([]byte(dnsname.MustParse("a.example")), nil, &Query{}).Verdict != None {
+		t.Errorf("%+v", m.Stats())
+	}
+}
