@@ -2,10 +2,13 @@ package bizlogic
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
@@ -67,6 +70,33 @@ func (g Guard) objects(mem *storev1.Guard, from, to *userv1.Totals, now time.Tim
 		}
 	}
 	return ""
+}
+
+// A heldBack is the error of a text that the guard holds.
+type heldBack struct {
+	list   string // id or URL
+	most   uint32 // rules within the window
+	window time.Duration
+	rules  int  // of the text that is held
+	news   bool // nothing of the list was held before
+}
+
+func (h *heldBack) Error() string {
+	return fmt.Sprintf("list %s: the shrink guard holds: its rules would fall from %d (most in %v) to %d; `sluicectl list accept %s` takes the new text",
+		h.list, h.most, h.window, h.rules, h.list)
+}
+
+// GRPCStatus makes it FAILED_PRECONDITION.
+func (h *heldBack) GRPCStatus() *status.Status {
+	return status.New(codes.FailedPrecondition, h.Error())
+}
+
+// log says it when it begins.
+func (h *heldBack) log(log *slog.Logger) {
+	if h.news {
+		log.Warn("the shrink guard holds a list's new text; the old one stays", "list", h.list, "rules", h.rules, "most", h.most, "within", h.window,
+			"if_it_is_meant", "sluicectl list accept "+h.list)
+	}
 }
 
 // maximum is the largest of each total within the window, and at least cur.

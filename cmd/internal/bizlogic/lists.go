@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -181,7 +182,7 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	}
 	sum, content := c.text.hash(), c.text.content.hash()
 	out := listDone{report: report}
-	var held error
+	var held *heldBack
 	revision, err := s.change(ctx, func(v *view) error {
 		old, was := new(userv1.List), new(storev1.ListSource)
 		have, ok, err := v.load(Catalogue, "list/"+c.id, old)
@@ -209,9 +210,8 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 		if ok && !same && !c.accept && v.b.guard.trips(uint64(peak), uint64(report.Rules), uint64(v.b.guard.Min)) {
 			src.HeldSha256, src.HeldRules = sum, uint32(report.Rules)
 			src.ContentSha256, src.PeakRules, src.PeakAt = was.ContentSha256, peak, since
-			held = refused("list %s: the shrink guard holds: its rules would fall from %d (most in %v) to %d; `sluicectl list accept %s` takes the new text",
-				c.id, peak, v.b.guard.Window, report.Rules, c.id)
-			src.Error = status.Convert(held).Message()
+			held = &heldBack{list: c.id, most: peak, window: v.b.guard.Window, rules: report.Rules, news: len(was.HeldSha256) == 0}
+			src.Error = held.Error()
 			return v.auxPut(bucketSources, c.id, src)
 		}
 		if ok && !same && c.accept && uint32(report.Rules) < peak {
@@ -247,6 +247,7 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 		return listDone{}, err
 	}
 	if held != nil {
+		held.log(s.log)
 		return listDone{}, held
 	}
 	out.revision = cmp.Or(revision, out.revision)
@@ -611,7 +612,7 @@ func (s *Service) refreshDue(now time.Time) {
 				_, err = s.refresh(s.ctx, id, l, src)
 			}
 			if err != nil && s.ctx.Err() == nil {
-				s.log.Warn("list not refreshed; the old text stays", "list", id, "error", statusMessage(err))
+				s.logRefresh(err, "list", id)
 			}
 			return nil
 		})
@@ -630,12 +631,21 @@ func (s *Service) refreshOwnDue(now time.Time) {
 	for _, from := range due {
 		g.Go(func() error {
 			if err := s.refreshOwn(s.ctx, from, false); err != nil && s.ctx.Err() == nil {
-				s.log.Warn("list of users not refreshed; the old text stays", "url", showURL(from), "error", statusMessage(err))
+				s.logRefresh(err, "url", showURL(from))
 			}
 			return nil
 		})
 	}
 	_ = g.Wait()
+}
+
+// logRefresh says that a list could not be refreshed. What the shrink guard holds was said when it began.
+func (s *Service) logRefresh(err error, what, which string) {
+	level := slog.LevelWarn
+	if h := (*heldBack)(nil); errors.As(err, &h) {
+		level = slog.LevelDebug
+	}
+	s.log.Log(s.ctx, level, "list not refreshed; the old text stays", what, which, "error", statusMessage(err))
 }
 
 // dueLists is the lists whose time has come.

@@ -182,7 +182,7 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 	if err != nil && len(src.Sha256) == 0 {
 		return refused("%s", statusMessage(err)) // nobody has it: nothing to remember
 	}
-	var held error
+	var held *heldBack
 	_, cerr := s.change(ctx, func(v *view) error {
 		now, cerr := v.own(from)
 		if cerr != nil {
@@ -207,13 +207,14 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 	case cerr != nil:
 		return cerr
 	case held != nil:
+		held.log(s.log)
 		return held
 	}
 	return s.spread(ctx, from)
 }
 
 // takeOwn gives a source the text that was fetched for it, or holds it if it has lost too many rules.
-func (v *view) takeOwn(src *storev1.OwnSource, got download, report Report) (held error) {
+func (v *view) takeOwn(src *storev1.OwnSource, got download, report Report) (held *heldBack) {
 	sum, content := got.text.hash(), got.text.content.hash()
 	had := src.Source
 	next := fetched(had, got)
@@ -221,8 +222,7 @@ func (v *view) takeOwn(src *storev1.OwnSource, got download, report Report) (hel
 	next.PeakRules, next.PeakAt = peak, since
 	same := bytes.Equal(had.ContentSha256, content)
 	if len(src.Sha256) > 0 && !same && v.b.guard.trips(uint64(peak), uint64(report.Rules), uint64(v.b.guard.Min)) {
-		held = refused("the shrink guard holds: the rules of %s would fall from %d (most in %v) to %d; `sluicectl list accept URL` takes the new text",
-			had.Url, peak, v.b.guard.Window, report.Rules)
+		held = &heldBack{list: had.Url, most: peak, window: v.b.guard.Window, rules: report.Rules, news: len(had.HeldSha256) == 0}
 		src.Source = failedFetch(had, held)
 		src.Source.HeldSha256, src.Source.HeldRules = sum, uint32(report.Rules)
 		return held

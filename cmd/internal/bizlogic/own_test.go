@@ -135,3 +135,73 @@ func TestOwnListsGrow(t *testing.T) {
 		t.Error("more of what is too much")
 	}
 }
+
+// When the shrink guard begins to hold a list's text, that is said once, with figures and what to do; then again when
+// it begins again.
+func TestShrinkIsSaidOnce(t *testing.T) {
+	s := &site{text: manyRules(1000)}
+	srv := httptest.NewServer(s)
+	t.Cleanup(srv.Close)
+	var log bytes.Buffer
+	r := start(t, Options{Log: slog.New(slog.NewTextHandler(&log, nil)), Download: Download{PrivateAddresses: true}})
+	own := srv.URL + "/own"
+	r.user("ann")
+	if _, err := r.addURL("web", srv.URL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.set("ann", "own_lists+=mine="+own); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	refresh := func() string {
+		t.Helper()
+		log.Reset()
+		now = now.Add(26 * time.Hour)
+		r.svc.refreshDue(now)
+		r.svc.refreshOwnDue(now)
+		return log.String()
+	}
+	for _, rules := range []int{10, 11, 11, 0} {
+		s.set(func() { s.text, s.status = manyRules(rules), 0 })
+		if rules == 0 {
+			s.set(func() { s.status = 500 }) // what is held stays held
+		}
+		said := refresh()
+		for id, what := range map[string]string{"web": "web", own: "url=" + own} {
+			want := 0
+			if rules == 10 || rules == 0 {
+				want = 1
+			}
+			lines := 0
+			for line := range strings.Lines(said) {
+				if strings.Contains(line, "list="+id+" ") || strings.Contains(line, what+" ") {
+					lines++
+					for _, part := range []string{"level=WARN", "rules=10 most=1000 within=24h0m0s", `if_it_is_meant="sluicectl list accept ` + id + `"`} {
+						if rules == 10 && !strings.Contains(line, part) {
+							t.Errorf("nothing of %q in %s", part, line)
+						}
+					}
+				}
+			}
+			if lines != want {
+				t.Errorf("a text of %d rules: %d lines about %s, want %d:\n%s", rules, lines, id, want, said)
+			}
+		}
+	}
+	for _, id := range []string{"web", own} {
+		if l, err := r.lists.GetList(t.Context(), &adminv1.GetListRequest{Id: id}); err != nil || l.List.HeldRules != 11 || l.List.Rules != 1000 {
+			t.Errorf("%v, %v", l, err)
+		}
+		if l, err := r.lists.AcceptList(t.Context(), &adminv1.AcceptListRequest{Id: id}); err != nil || l.List.HeldRules != 0 || l.List.Rules != 11 {
+			t.Errorf("accepted: %v, %v", l, err)
+		}
+	}
+	s.set(func() { s.text, s.status = manyRules(1000), 0 })
+	if said := refresh(); said != "" {
+		t.Errorf("of good texts: %s", said)
+	}
+	s.set(func() { s.text = manyRules(12) })
+	if said := refresh(); strings.Count(said, "the shrink guard holds") != 2 {
+		t.Errorf("when it begins again: %s", said)
+	}
+}

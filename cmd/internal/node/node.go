@@ -380,15 +380,19 @@ func (n *Node) awaitUsers(ctx context.Context) {
 	}
 }
 
-// followSync tells the resolver of blobs, and logs once when the node serves and is ready.
+// followSync tells the resolver of blobs, and logs once when the node serves and is ready, and what shrink guards do.
 func (n *Node) followSync(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	n.sync.Notify(changed)
 	for _, k := range usercache.Kinds {
 		n.users.Dataset(k).Notify(changed)
 	}
-	said := ""
+	said, guards := "", guardWatch{}
 	for {
+		for _, k := range usercache.Kinds {
+			d := n.users.Dataset(k)
+			guards.look(n.log, d.Status(), d.Overlay)
+		}
 		ready := n.readiness()
 		switch {
 		case ready.Ready && said != "ready":
