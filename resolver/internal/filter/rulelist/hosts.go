@@ -241,26 +241,29 @@ func (p *parser) needText() {
 	}
 }
 
-// dnsmasq reads address=/x/…, server=/x/ and local=/x/, each with several names between slashes.
+// dnsmasq reads address=/x/…, server=/x/ and local=/x/, each with several names between slashes. A comment begins with
+// a # behind a blank; one in a value means something: address=/x/# is the null address, and server=/x/# says that x is
+// to be resolved as if no line named what is above it.
 func (p *parser) dnsmasq(line []byte) bool {
-	key, value, ok := bytes.Cut(line, []byte("="))
-	if !ok || len(value) == 0 || value[0] != '/' {
+	k, value, ok := bytes.Cut(line, []byte("=/"))
+	if !ok || string(k) != "address" && string(k) != "server" && string(k) != "local" {
 		return false
 	}
-	k := string(key)
-	if k != "address" && k != "server" && k != "local" {
-		return false
+	for i := 1; i < len(value); i++ {
+		if value[i] == '#' && (value[i-1] == ' ' || value[i-1] == '\t') {
+			value = trim(value[:i])
+		}
 	}
-	end := bytes.LastIndexByte(value, '/')
-	if end == 0 {
+	names, rest, ok := cutLast(value, '/')
+	if !ok {
 		p.complain(line, "no slash after the name")
 		return true
 	}
-	arg := string(trim(value[end+1:]))
+	address, arg := string(k) == "address", string(trim(rest))
 	var addr netip.Addr
 	switch {
-	case arg == "" || arg == "#" && k == "address":
-	case k != "address":
+	case arg == "" || arg == "#":
+	case !address:
 		p.complain(line, "names a forwarder: forward zones are configured, not listed")
 		return true
 	default:
@@ -270,9 +273,13 @@ func (p *parser) dnsmasq(line []byte) bool {
 			return true
 		}
 	}
-	for _, name := range bytes.Split(value[1:end], []byte("/")) {
-		p.rule = Rule{Line: p.line, Form: DnsmasqDomain}
-		if !p.setName(name) {
+	for _, name := range bytes.Split(names, []byte("/")) {
+		p.rule = Rule{Line: p.line, Form: DnsmasqDomain, Allow: arg == "#" && !address}
+		switch {
+		case string(name) == "#":
+			p.complain(line, "matches every name")
+			continue
+		case !p.setName(name):
 			p.complain(line, "not a host name: "+clip(name))
 			continue
 		}
@@ -284,4 +291,12 @@ func (p *parser) dnsmasq(line []byte) bool {
 		p.hand()
 	}
 	return true
+}
+
+func cutLast(b []byte, sep byte) (before, after []byte, ok bool) {
+	i := bytes.LastIndexByte(b, sep)
+	if i < 0 {
+		return nil, nil, false
+	}
+	return b[:i], b[i+1:], true
 }

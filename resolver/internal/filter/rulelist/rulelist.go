@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 3
+	Version = 4
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
@@ -419,6 +419,9 @@ func (p *parser) detect(text []byte) {
 		p.adguard(text)
 		return
 	}
+	if p.dnsmasq(text) {
+		return
+	}
 	blank := bytes.IndexAny(text, " \t")
 	hash := bytes.IndexByte(text, '#')
 	if hash > 0 && (blank < 0 || hash < blank) {
@@ -446,9 +449,6 @@ func (p *parser) detect(text []byte) {
 			p.adguard(text)
 			return
 		}
-	}
-	if p.dnsmasq(text) {
-		return
 	}
 	if p.domain(text) {
 		return
