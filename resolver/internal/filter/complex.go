@@ -247,15 +247,19 @@ type rules struct {
 	ruleSet
 	voids    map[uint32]*Set // by index of all: the lists that disable the rule
 	bySuffix multimap        // by suffix hash
-	byDot    multimap        // by the eight bytes of text after a dot
+	byDot    multimap        // by the twelve or eight bytes of text after a dot
 	label8   multimap        // by the first eight bytes of a label and what follows it
 	label4   multimap        // by the first four
 	by8, by4 multimap        // by eight or four bytes of text anywhere
 	always   []uint32        // tried on every name
 	dropped  []Dropped
-	starts   bitmap    // the first four bytes of the keys of byDot, label8 and label4
-	inside   bitmap    // those of by8 and by4
 	mem      []*region // holds all of these but mores, voids and dropped
+
+	// What look needs, made by sieve.
+	gates                        struct{ suffix, dot, label8, label4 gate }
+	in8, in4                     bitmap // the keys of by8 and by4
+	hasSuffix, hasLabel, hasText bool
+	needs                        []need // of each of always
 }
 
 const (
@@ -341,46 +345,79 @@ func (x *rules) pack(mem *region, pairs [6]pairs) {
 	}
 }
 
-// sieve makes the bitmaps.
+// sieve makes what look needs.
 func (x *rules) sieve() {
-	x.starts = newBitmap(&x.byDot, &x.label8, &x.label4)
-	x.inside = newBitmap(&x.by8, &x.by4)
+	x.gates.suffix, x.gates.dot = x.bySuffix.gate(), x.byDot.gate()
+	x.gates.label8, x.gates.label4 = x.label8.gate(), x.label4.gate()
+	x.in8, x.in4 = newBitmap(&x.by8), newBitmap(&x.by4)
+	x.hasSuffix = len(x.bySuffix.ids) > 0
+	x.hasLabel = len(x.byDot.ids)+len(x.label8.ids)+len(x.label4.ids) > 0
+	x.hasText = len(x.by8.ids)+len(x.by4.ids) > 0
+	x.needs = make([]need, len(x.always))
+	for i, id := range x.always {
+		x.needs[i] = x.need(&x.all[id])
+	}
 }
 
-// A bitmap holds the hashes of strings of four bytes. One bit says of most places in a name that no key begins
-// there, at a fraction of what the multimaps' own filters cost.
+// A need is what every name has that a rule matches.
+type need struct {
+	chars uint64 // see charset
+	size  int    // or more
+}
+
+func (x *rules) need(r *rule) need {
+	n := need{size: int(r.least)}
+	texts := x.literals(r)
+	if r.flags&isRegex != 0 {
+		texts = slices.Values(x.moreOf(r).pre.needs)
+	}
+	for t := range texts {
+		n.chars |= charset(t)
+	}
+	return n
+}
+
+// met reports whether a name may match.
+func (n *need) met(s *sight) bool { return n.chars&^s.chars == 0 && n.size <= s.size }
+
+// charset returns the set of characters of a text; some count as the same.
+func charset(s string) (set uint64) {
+	for i := range len(s) {
+		set |= 1 << (s[i] & 63)
+	}
+	return set
+}
+
+// A bitmap is a filter that costs little to ask, for the places of a name are many: of two bits a key in 64 bits
+// or more, as far as 64 KiB allow.
 type bitmap struct {
-	bits  []uint64
+	bits  []uint64 // at least one
 	shift uint8
 }
 
-func newBitmap(maps ...*multimap) bitmap {
-	n := 0
-	for _, m := range maps {
-		n += len(m.ids)
-	}
+func newBitmap(m *multimap) bitmap {
+	n := len(m.ids)
 	if n == 0 {
-		return bitmap{}
+		return bitmap{make([]uint64, 1), 0}
 	}
-	k := min(max(bits.Len(uint(n))+3, 6), 19) // a key in eight to sixteen bits, but no more than 64 KiB
-	b := bitmap{make([]uint64, 1<<k/64), uint8(32 - k)}
-	for _, m := range maps {
-		for _, key := range m.keys {
-			if key.from != key.to {
-				at := uint32(key.key) * spread4 >> b.shift
-				b.bits[at/64] |= 1 << (at % 64)
-			}
+	k := min(bits.Len(uint(n))+6, 19) - 6
+	b := bitmap{make([]uint64, 1<<k), uint8(64 - k)}
+	for _, key := range m.keys {
+		if key.from != key.to {
+			h := key.key * spread8
+			b.bits[h>>(b.shift&63)&uint64(len(b.bits)-1)] |= 1<<(h>>45&63) | 1<<(h>>39&63)
 		}
 	}
 	return b
 }
 
-const spread4 = 0x9e3779b1
+const spread8 = 0x9e3779b97f4a7c15
 
-// has reports, as 1 or 0, whether a key may begin with these four bytes. The bitmap must not be empty.
-func (b *bitmap) has(four uint32) uint64 {
-	at := four * spread4 >> (b.shift & 31)
-	return b.bits[at/64&uint32(len(b.bits)-1)] >> (at % 64) & 1
+// has reports, in the last bit, whether there may be the key.
+func (b *bitmap) has(key uint64) uint64 {
+	h := key * spread8
+	w := b.bits[h>>(b.shift&63)&uint64(len(b.bits)-1)]
+	return w >> (h >> 45 & 63) & (w >> (h >> 39 & 63))
 }
 
 func move[T any](c *cutter, s []T) []T {
@@ -410,6 +447,11 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 		for l := range x.literals(r) {
 			for g := range grams(l) {
 				count.add(g, 1)
+			}
+			for k := range labelKeys(l) {
+				if k.size == 12 {
+					count.add(k.key, 1)
+				}
 			}
 		}
 		if _, n := x.suffix(r, &name); n > 0 {
@@ -449,7 +491,7 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 				continue
 			}
 			// Any of the literals may be the one, so the rule hangs off each.
-			if lits := pre.anchors; len(lits) > 0 && shortest(lits) >= 4 {
+			if lits := pre.anchors; len(lits) > 0 && shortest(lits) >= 4 && !slices.ContainsFunc(lits, everywhere) {
 				for _, l := range lits {
 					hang(l, id)
 				}
@@ -462,7 +504,14 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 		first, atStart := x.first(r)
 		best := "" // of literals of eight bytes or more the rarest, else of those of four
 		least := uint32(0)
+		var label labelKey // of labels but the first the longest, of those the rarest
+		leastLabel := uint32(0)
 		for l := range x.literals(r) {
+			for k := range labelKeys(l) {
+				if c := count.of(k.key); k.size > label.size || k.size == label.size && c < leastLabel {
+					label, leastLabel = k, c
+				}
+			}
 			if len(l) < 4 || len(best) >= 8 && len(l) < 8 {
 				continue
 			}
@@ -475,10 +524,12 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 			suffix = append(suffix, pair{key.Hash(name[:n]), id})
 		case atStart && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
 			label8 = append(label8, pair{gram(first[:8]), id})
-		case len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
-			dot = append(dot, pair{gram(first[:8]), id})
+		case label.size >= 8 && leastLabel <= crowded:
+			dot = append(dot, pair{label.key, id})
 		case atStart && 4 <= len(first) && len(best) < 8 && count.of(gram(first[:4])) <= crowded:
 			label4 = append(label4, pair{gram(first[:4]), id})
+		case label.size == 4 && len(best) < 8 && leastLabel <= crowded:
+			label4 = append(label4, pair{label.key, id})
 		case best != "":
 			hang(best, id)
 		case labels >= 1:
@@ -506,6 +557,12 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 var common = []string{"in-addr.arpa", "ip6.arpa", ".com", ".net", ".org", "www.", ".co.", "cdn.", "api.", ".google", "googleapis.com",
 	".amazonaws.com", ".cloudfront.net", ".akamai", ".microsoft.com", ".windows.net", ".azure", ".apple.com", ".icloud.com", ".facebook.com"}
 
+// everywhere reports whether so many names have a literal that a rule is better tried on every name, of which
+// its other needs leave few.
+func everywhere(lit string) bool {
+	return slices.ContainsFunc(common, func(s string) bool { return strings.Contains(s, lit) })
+}
+
 // crowded is how many rules may have a string at the start of a label before something rarer is looked for.
 const crowded = 8
 
@@ -529,6 +586,37 @@ func gram(s string) uint64 {
 	copy(b[:], s)
 	return binary.LittleEndian.Uint64(b[:])
 }
+
+// A labelKey stands for the first twelve, eight or four bytes from the start of a label on.
+type labelKey struct {
+	key  uint64
+	size int
+}
+
+// labelKeys yields what a literal tells of the labels that start in it.
+func labelKeys(lit string) iter.Seq[labelKey] {
+	return func(yield func(labelKey) bool) {
+		for {
+			_, rest, ok := strings.Cut(lit, ".")
+			if !ok || len(rest) < 4 {
+				return
+			}
+			lit = rest
+			k := labelKey{gram(lit[:4]), 4}
+			if len(lit) >= 12 {
+				k = labelKey{twelve(gram(lit[:8]), gram(lit[8:12])), 12}
+			} else if len(lit) >= 8 {
+				k = labelKey{gram(lit[:8]), 8}
+			}
+			if !yield(k) {
+				return
+			}
+		}
+	}
+}
+
+// twelve makes a key of eight bytes and the four that follow.
+func twelve(eight, four uint64) uint64 { return eight ^ spread(four) }
 
 // counts tell roughly how many rules have a string.
 type counts struct {
@@ -672,8 +760,8 @@ func (p *pairs) size() (filter, keys int) {
 	if p.distinct == 0 {
 		return 0, 0
 	}
-	// Ten bits of filter a key or more, of which a key sets three: one absent key in a hundred passes.
-	return 1 << bits.Len(uint(p.distinct/6)), 1 << bits.Len(uint(p.distinct*3/2))
+	// Sixteen bits of filter a key or more, of which a key sets three: of absent keys one in 300 passes.
+	return 1 << bits.Len(uint(p.distinct/4)), 1 << bits.Len(uint(p.distinct*3/2))
 }
 
 // words returns how many the multimap takes.
@@ -709,20 +797,36 @@ func (p *pairs) multimap(c *cutter) (m multimap) {
 }
 
 // spread makes the upper bits of a key's hash good ones.
-func spread(key uint64) uint64 { return (key ^ key>>29) * 0x9e3779b97f4a7c15 }
+func spread(key uint64) uint64 { return (key ^ key>>29) * spread8 }
 
 // filterBits are the three bits of a filter word that a key sets.
 func filterBits(h uint64) uint64 { return 1<<(h>>32&63) | 1<<(h>>26&63) | 1<<(h>>20&63) }
 
-// may reports whether key may be in m, which must not be empty.
-func (m *multimap) may(h uint64) bool {
-	b := filterBits(h)
-	return m.filter[h>>(m.shift&63)&uint64(len(m.filter)-1)]&b == b
+// A gate is a multimap's filter, also of one that is empty.
+type gate struct {
+	filter []uint64
+	shift  uint8
 }
 
-// find returns the rules of a key, of which h is the hash.
-func (m *multimap) find(key, h uint64) []uint32 {
-	for at := h >> 8 & m.mask; ; at = (at + 1) & m.mask {
+func (m *multimap) gate() gate {
+	if len(m.ids) == 0 {
+		return gate{filter: make([]uint64, 1)}
+	}
+	return gate{m.filter, m.shift}
+}
+
+// may returns 1 if a key whose hash is h may be there, and 0 otherwise.
+func (g *gate) may(h uint64) uint64 {
+	missing := filterBits(h) &^ g.filter[h>>(g.shift&63)&uint64(len(g.filter)-1)]
+	return 1 ^ (missing|-missing)>>63
+}
+
+// find returns the rules of a key.
+func (m *multimap) find(key uint64) []uint32 {
+	if len(m.ids) == 0 {
+		return nil
+	}
+	for at := spread(key) >> 8 & m.mask; ; at = (at + 1) & m.mask {
 		k := &m.keys[at]
 		if k.from == k.to {
 			return nil
@@ -733,105 +837,115 @@ func (m *multimap) find(key, h uint64) []uint32 {
 	}
 }
 
-// candidates hands every rule whose anchor the name has to f, until f reports false. text is the name's.
-func (x *rules) candidates(name []byte, text string, hashes []uint64, f func(id uint32) bool) {
-	each := func(m *multimap, key uint64) bool {
-		if len(m.ids) == 0 {
-			return true
+// A sight is a name as the rules see that are not in tables: its text, and where in it some may be found.
+type sight struct {
+	// buf holds the text and then zeros, so that there are eight bytes from its last byte on.
+	buf     [256 + 8]byte
+	size    int
+	chars   uint64    // the text's characters, if there are rules that ask
+	fetched uint64    // of no meaning
+	suffix  [2]uint64 // bits: labels whose suffix may have rules
+	start   [4]uint64 // bits: places where a label starts that may have rules
+	inside  [4]uint64 // bits: places where a text starts that may have rules
+}
+
+func (s *sight) text() string { return view(s.buf[:s.size]) }
+
+// look takes a name in and reports whether any rule may match it. It asks all places without a branch for
+// each: most names meet nothing, and the processor asks several places at once.
+func (x *rules) look(s *sight, name []byte, hashes []uint64) bool {
+	s.size = len(appendText(s.buf[:0], name))
+	var found uint64
+	if x.hasSuffix {
+		g := x.gates.suffix
+		for i, h := range hashes {
+			bit := g.may(spread(h))
+			s.suffix[i/64&1] |= bit << (i & 63)
+			found |= bit
 		}
-		h := spread(key)
-		if !m.may(h) {
-			return true
-		}
-		for _, id := range m.find(key, h) {
-			if !f(id) {
-				return false
-			}
-		}
-		return true
 	}
-	if len(x.bySuffix.ids) > 0 {
-		for _, h := range hashes {
-			if !each(&x.bySuffix, h) {
-				return
+	if x.hasLabel {
+		dot, label8, label4 := x.gates.dot, x.gates.label8, x.gates.label4
+		for i := 0; i+4 <= s.size; i += 1 + int(name[i]) { // text lacks the first length octet
+			w := le64(s.buf[i:])
+			h := spread(w)
+			bit := label8.may(h) | label4.may(spread(w&math.MaxUint32))
+			if i > 0 {
+				bit |= dot.may(h) | dot.may(spread(twelve(w, le64(s.buf[i+8:])&math.MaxUint32)))
 			}
+			s.start[i/64&3] |= bit << (i & 63)
+			found |= bit
 		}
 	}
-	if len(x.starts.bits) > 0 {
-		for i := 0; i+4 <= len(text); i += 1 + int(name[i]) { // text lacks the first length octet
-			four := uint32(le32(text[i:]))
-			if x.starts.has(four) == 0 {
-				continue
+	if x.hasText {
+		in8, in4 := x.in8, x.in4
+		for from := 0; from+4 <= s.size; from += 64 {
+			var mask uint64
+			for i := from; i < from+64 && i+4 <= s.size; i++ {
+				w := le64(s.buf[i:])
+				mask |= (in8.has(w) | in4.has(w&math.MaxUint32)) & 1 << (i & 63)
 			}
-			if i+8 <= len(text) {
-				key := le64(text[i:])
-				if i > 0 && !each(&x.byDot, key) || !each(&x.label8, key) {
-					return
+			s.inside[from/64&3] = mask
+			found |= mask
+		}
+	}
+	if len(x.always) > 0 {
+		s.chars = charset(s.text())
+		for i, id := range x.always {
+			if x.needs[i].met(s) {
+				if m := x.moreOf(&x.all[id]); m == nil || m.pre == nil || m.pre.may(s.text()) {
+					return true
 				}
 			}
-			if !each(&x.label4, uint64(four)) {
-				return
-			}
 		}
 	}
-	if len(x.inside.bits) > 0 {
-		for from := 0; from+4 <= len(text); from += 64 {
-			var mask uint64 // of the places where a key may begin
-			for i := from; i < from+64 && i+4 <= len(text); i++ {
-				mask |= x.inside.has(uint32(le32(text[i:]))) << (i & 63)
-			}
-			for ; mask != 0; mask &= mask - 1 {
-				at := from + bits.TrailingZeros64(mask)
-				if at+8 <= len(text) && !each(&x.by8, le64(text[at:])) || !each(&x.by4, le32(text[at:])) {
-					return
-				}
-			}
+	return found != 0
+}
+
+// complex judges the rules that are not in tables and may match.
+func (x *rules) complex(j *judgement, s *sight, hashes []uint64) {
+	text := s.text()
+	for half, mask := range s.suffix {
+		for ; mask != 0; mask &= mask - 1 {
+			j.try(x, x.bySuffix.find(hashes[half*64+bits.TrailingZeros64(mask)]), text)
 		}
 	}
-	for _, id := range x.always {
-		if !f(id) {
-			return
+	for quarter, mask := range s.start {
+		for ; mask != 0; mask &= mask - 1 {
+			at := quarter*64 + bits.TrailingZeros64(mask)
+			key := le64(s.buf[at:])
+			if at > 0 {
+				j.try(x, x.byDot.find(key), text)
+				j.try(x, x.byDot.find(twelve(key, le64(s.buf[at+8:])&math.MaxUint32)), text)
+			}
+			j.try(x, x.label8.find(key), text)
+			j.try(x, x.label4.find(key&math.MaxUint32), text)
+		}
+	}
+	for quarter, mask := range s.inside {
+		for ; mask != 0; mask &= mask - 1 {
+			key := le64(s.buf[quarter*64+bits.TrailingZeros64(mask):])
+			j.try(x, x.by8.find(key), text)
+			j.try(x, x.by4.find(key&math.MaxUint32), text)
+		}
+	}
+	for i := range x.needs {
+		if x.needs[i].met(s) {
+			j.try(x, x.always[i:i+1], text)
 		}
 	}
 }
 
-// complex judges the rules that are not in tables.
-func (m *Matcher) complex(j *judgement, name []byte, hashes []uint64) {
-	var buf [256]byte
-	text := view(appendText(buf[:0], name))
-	x := m.rules
-	x.candidates(name, text, hashes, func(id uint32) bool {
-		j.try(x, id, text)
-		return true
-	})
-}
+func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// any reports whether some rule's pattern meets the name, conditions and lists apart.
-func (x *rules) any(name []byte, hashes []uint64) bool {
-	if len(x.all) == 0 {
-		return false
+// try judges some rules.
+func (j *judgement) try(x *rules, ids []uint32, text string) {
+	for _, id := range ids {
+		j.one(x, id, text)
 	}
-	var buf [256]byte
-	text := view(appendText(buf[:0], name))
-	found := false
-	x.candidates(name, text, hashes, func(id uint32) bool {
-		found = x.meets(&x.all[id], text)
-		return !found
-	})
-	return found
 }
 
-func le64(s string) uint64 {
-	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 |
-		uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
-}
-
-func le32(s string) uint64 {
-	return uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24
-}
-
-// try judges one rule.
-func (j *judgement) try(x *rules, id uint32, text string) {
+func (j *judgement) one(x *rules, id uint32, text string) {
 	r := &x.all[id]
 	if len(text) < int(r.least) || r.flags&isDropped != 0 || !j.lists.Has(int(r.list)) {
 		return

@@ -96,22 +96,31 @@ func (m *Matcher) Match(name []byte, lists *Set, q *Query) Result {
 // MatchHashed is Match for a caller that has the name's suffix hashes: hashes[i] is that of the suffix of
 // i+1 labels, under the Matcher's key.
 func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query) Result {
+	var s sight
+	suffixes := m.may(&s, hashes)
+	others := len(m.rules.all) > 0 && len(hashes) > 0 && m.rules.look(&s, name, hashes)
+	if suffixes == 0 && !others && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
+		runtime.KeepAlive(m) // whose memory the collector does not see
+		return Result{}
+	}
+	return m.match(&s, suffixes, others, name, hashes, lists, q)
+}
+
+// match goes on with a name of which something may be known.
+func (m *Matcher) match(s *sight, suffixes uint64, others bool, name []byte, hashes []uint64, lists *Set, q *Query) Result {
 	var j judgement
 	j.q, j.lists = q, lists
 	if lists == nil {
 		j.lists = &all
 	}
-	if q.Addr.IsValid() && m.prefixes(&j, rulelist.ByClient, q.Addr) {
-		r := j.finish(m, name)
-		runtime.KeepAlive(m)
-		return r
-	}
-	m.suffixes(&j, hashes)
-	if len(m.rules.all) > 0 && len(hashes) > 0 {
-		m.complex(&j, name, hashes)
+	if !q.Addr.IsValid() || !m.prefixes(&j, rulelist.ByClient, q.Addr) {
+		m.suffixes(&j, suffixes, hashes)
+		if others {
+			m.rules.complex(&j, s, hashes)
+		}
 	}
 	r := j.finish(m, name)
-	runtime.KeepAlive(m) // whose memory the collector does not see
+	runtime.KeepAlive(m)
 	return r
 }
 
@@ -132,8 +141,9 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	m.prefixes(&j, rulelist.ByAnswer, addr)
 	j.depth = 1
 	m.suffix(&j, h[n-1], true)
-	if len(m.rules.all) > 0 {
-		m.complex(&j, name, h[n-1:n])
+	var s sight
+	if len(m.rules.all) > 0 && m.rules.look(&s, name, h[n-1:n]) {
+		m.rules.complex(&j, &s, h[n-1:n])
 	}
 	r := j.finish(m, name)
 	runtime.KeepAlive(m)
@@ -376,73 +386,6 @@ func appendNew[T comparable](s []T, v T) []T {
 		}
 	}
 	return append(s, v)
-}
-
-// Facts are what a Matcher knows about a name whoever asks: the places in the index that the name meets.
-// Kept beside a stored answer, they make judging it again a matter of bit sets. The zero Facts know nothing.
-type Facts struct {
-	generation uint64
-	refs       [4]uint32
-	n          uint8
-	exact      uint8 // bits: refs[i] is met by the whole name
-	layer      [4]uint8
-	full       bool // Judge must match from the beginning
-}
-
-// Facts returns what is known about a name. The hashes are as for MatchHashed.
-func (m *Matcher) Facts(name []byte, hashes []uint64) Facts {
-	f := Facts{generation: m.generation}
-	for i := len(hashes) - 1; i >= 0; i-- {
-		for l := range m.layers {
-			at, ok := m.layers[l].find(hashes[i])
-			if !ok {
-				continue
-			}
-			if f.n == uint8(len(f.refs)) {
-				f.full = true
-				return f
-			}
-			f.refs[f.n], f.layer[f.n] = uint32(at), uint8(l)
-			if i == len(hashes)-1 {
-				f.exact |= 1 << f.n
-			}
-			f.n++
-		}
-	}
-	f.full = len(hashes) > 0 && m.rules.any(name, hashes)
-	// Layers that meet at one suffix may hold each other's $badfilter; leave that to the full match.
-	f.full = f.full || len(m.layers) > 1 && f.n > 1 || m.triggers[rulelist.ByClient] != prefixSizes{}
-	runtime.KeepAlive(m)
-	return f
-}
-
-// Judge is Match by facts taken before. It reports false if they are of another Matcher, or none: then Match,
-// and take new ones.
-func (m *Matcher) Judge(f *Facts, name []byte, lists *Set, q *Query) (Result, bool) {
-	if f.generation != m.generation {
-		return Result{}, false
-	}
-	if f.full {
-		return m.Match(name, lists, q), true
-	}
-	if f.n == 0 {
-		return Result{}, true
-	}
-	var j judgement
-	j.q, j.lists = q, lists
-	if lists == nil {
-		j.lists = &all
-	}
-	for i := range int(f.n) {
-		// There is one layer, or one ref, so refs come longest suffix first and no two are of equal length.
-		j.depth = uint8(len(f.refs) - i)
-		l := &m.layers[f.layer[i]]
-		s := l.slots[f.refs[i]]
-		l.eval(&j, s, f.exact&(1<<i) != 0, l.voids(s, j.lists))
-	}
-	r := j.finish(m, name)
-	runtime.KeepAlive(m)
-	return r, true
 }
 
 // appendText writes a name in wire form as text, without the final dot. A dot inside a label becomes a zero

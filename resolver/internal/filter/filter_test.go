@@ -165,7 +165,7 @@ func TestMatchAddr(t *testing.T) {
 	}
 }
 
-// TestLayers changes lists and holds the layers, the old Matcher and facts to it.
+// TestLayers changes lists and holds the layers and the old Matcher to it.
 func TestLayers(t *testing.T) {
 	build := func(old *Matcher, n int, text string) *Matcher {
 		b := NewBuilder(&testKey)
@@ -184,20 +184,6 @@ func TestLayers(t *testing.T) {
 	}
 	if got := judge(t, m3, nil, "adserver.example A"); got != "none" {
 		t.Errorf("a pattern outlives its list: %s", got)
-	}
-	name := []byte(dnsname.MustParse("a.example"))
-	var h [dnsname.MaxLabels + 1]uint64
-	f := m1.Facts(name, h[:dnsname.SuffixHashes(&testKey, name, &h)])
-	if r, ok := m1.Judge(&f, name, nil, &Query{}); !ok || r.Verdict != Blocked {
-		t.Errorf("facts: %+v, %v", r, ok)
-	}
-	for _, other := range []*Matcher{m2, m1.Merge(nil)} {
-		if _, ok := other.Judge(&f, name, nil, &Query{}); ok {
-			t.Error("facts of one Matcher are valid for another")
-		}
-	}
-	if _, ok := m1.Judge(&Facts{}, name, nil, &Query{}); ok {
-		t.Error("facts that know nothing are valid")
 	}
 	m := m3
 	for i := range 10 {
@@ -321,13 +307,9 @@ func TestNoAllocs(t *testing.T) {
 	lists.Add(0)
 	for _, n := range []string{"www.blocked.example", "allowed.example", "x-tracker-y.example", "re12.example", "rw.example", "host.example", "host2.example", "nothing.to.see.example"} {
 		name := []byte(dnsname.MustParse(n))
-		var f Facts
 		if avg := testing.AllocsPerRun(200, func() {
 			m.Match(name, &lists, q)
 			m.Match(name, &lists, https)
-			var h [dnsname.MaxLabels + 1]uint64
-			f = m.Facts(name, h[:dnsname.SuffixHashes(&testKey, name, &h)])
-			m.Judge(&f, name, &lists, q)
 		}); avg != 0 {
 			t.Errorf("%s: %v allocations", n, avg)
 		}

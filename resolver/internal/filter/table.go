@@ -474,33 +474,42 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), j.depth, list, line)
 }
 
-// may returns a bit for each of up to 64 hashes that may be in the table, without a branch, so that the
-// processor waits for all the words of the filter at once.
-func (t *table) may(hashes []uint64) (mask uint64) {
-	filter, shift := t.filter, t.shift&63
-	for i, h := range hashes {
-		h = max(h, 1)
-		missing := filterBits(h) &^ filter[h>>shift&uint64(len(filter)-1)]
-		mask |= (1 ^ (missing|-missing)>>63) << (i & 63)
+// may returns a bit for each of the last 64 hashes that may be in the Matcher's tables, the last in the last
+// bit, without a branch, so that the processor waits for all the words of the filters at once. It begins to
+// fetch the slots of those that may, which are far away, while the caller has other things to do.
+func (m *Matcher) may(s *sight, hashes []uint64) (mask uint64) {
+	hashes = hashes[max(0, len(hashes)-64):]
+	for i := range m.layers {
+		t := m.layers[i].table
+		filter, shift := t.filter, t.shift&63
+		found := uint64(0)
+		for i, h := range hashes {
+			h = max(h, 1)
+			missing := filterBits(h) &^ filter[h>>shift&uint64(len(filter)-1)]
+			found |= (1 ^ (missing|-missing)>>63) << (i & 63)
+		}
+		mask |= found
+		for ; found != 0; found &= found - 1 {
+			at, _ := bits.Mul64(hashes[bits.TrailingZeros64(found)], t.span)
+			s.fetched += t.slots[at].hash
+		}
 	}
 	return mask
 }
 
-// suffixes judges the rules of tables, from the longest suffix on.
-func (m *Matcher) suffixes(j *judgement, hashes []uint64) {
-	for to := len(hashes); to > 0; {
-		from := max(0, to-64)
-		var mask uint64
-		for i := range m.layers {
-			mask |= m.layers[i].may(hashes[from:to])
-		}
-		for mask != 0 {
-			i := bits.Len64(mask) - 1
-			mask &^= 1 << i
-			j.depth = uint8(from + i + 1)
-			m.suffix(j, hashes[from+i], from+i == len(hashes)-1)
-		}
-		to = from
+// suffixes judges the rules of tables, from the longest suffix on; mask is from may.
+func (m *Matcher) suffixes(j *judgement, mask uint64, hashes []uint64) {
+	from := max(0, len(hashes)-64)
+	for mask != 0 {
+		i := bits.Len64(mask) - 1
+		mask &^= 1 << i
+		j.depth = uint8(from + i + 1)
+		m.suffix(j, hashes[from+i], from+i == len(hashes)-1)
+	}
+	// Of names of more labels than that, the short suffixes.
+	for i := from - 1; i >= 0; i-- {
+		j.depth = uint8(i + 1)
+		m.suffix(j, hashes[i], false)
 	}
 }
 
