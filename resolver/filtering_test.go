@@ -30,8 +30,10 @@ import (
 type household struct {
 	*lab
 	users *usercache.Cache
-	blobs map[[32]byte][]byte
 	rev   map[usercache.Kind]uint64
+
+	blobsMu sync.Mutex
+	blobs   map[[32]byte][]byte
 }
 
 // withHousehold runs f in a lab without validation, whose catalogue and users are these.
@@ -45,7 +47,12 @@ func withHousehold(t *testing.T, sim *siminternet.Internet, catalogue, users map
 		h.users = o.Users
 		o.DNSSEC.Validate, o.Logger = false, slog.New(slog.DiscardHandler)
 		o.Recursion.Minimise = resolver.MinimiseOff
-		o.Blob = func(sum [32]byte) ([]byte, bool) { b, ok := h.blobs[sum]; return b, ok }
+		o.Blob = func(sum [32]byte) ([]byte, bool) {
+			h.blobsMu.Lock()
+			defer h.blobsMu.Unlock()
+			b, ok := h.blobs[sum]
+			return b, ok
+		}
 		if edit != nil {
 			edit(o)
 		}

@@ -73,6 +73,22 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 	if edit != nil {
 		edit(&o)
 	}
+	if o.Listeners.GetCertificate != nil { // then all transports, and several workers
+		for port, to := range map[uint16]*[]net.Listener{853: &o.Listeners.DoT, 443: &o.Listeners.DoH} {
+			s, err := l.net.ListenTCP(netip.AddrPortFrom(l.addr.Addr(), port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			*to = append(*to, s)
+		}
+		for port := range uint16(2) {
+			udp, err := l.net.ListenUDP(netip.AddrPortFrom(l.addr.Addr(), 54+port))
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Listeners.UDP = append(o.Listeners.UDP, udp)
+		}
+	}
 	fillEmpty(t, users)
 	r, err := resolver.New(o)
 	if err != nil {
