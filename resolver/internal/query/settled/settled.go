@@ -45,11 +45,10 @@ const (
 	offKeyLen   = 36
 	offFactsLen = 38
 	offBodyLen  = 40
-	offListGen  = 44 // generation of the filter index whose list sets the facts name; 0 none yet
-	offSum      = 48 // 4 bytes; 4 more are 0, for what stands behind to be aligned
-	headerLen   = 56
+	offSum      = 44
+	headerLen   = 48 // a multiple of eight, for what stands behind to be aligned
 
-	version   = 1
+	version   = 2
 	flagStale = 1
 )
 
