@@ -28,7 +28,8 @@ func matchCommand() *cobra.Command {
 		Short: "Judge names by filter lists, by the engine that serves",
 		Long: `Compile filter lists and judge one name by them, or each of the lines "NAME TYPE"
 on standard input, by the engine that serves. Without TYPE it is A. All lists
-apply at once, as they do for a user who has chosen them.
+apply at once, as they do for a user who has chosen them. A list may have 300 MiB,
+as one of the service may if fetch.max_size is not set.
 
 Exit status 2 if a list cannot be read or a line is no question. The other lines
 are judged all the same.`,
@@ -41,7 +42,7 @@ are judged all the same.`,
 				}
 			}
 			by.Tags = tags
-			judge, err := compileLists(lists, c.ErrOrStderr(), !asJSON)
+			judge, err := compileLists(lists, maxList, c.ErrOrStderr(), !asJSON)
 			if err != nil {
 				return err
 			}
@@ -69,11 +70,33 @@ are judged all the same.`,
 	return c
 }
 
-// compileLists compiles list files. With remarks, what could not be used of them is said to errs.
-func compileLists(paths []string, errs io.Writer, remarks bool) (*resolver.Judge, error) {
+// maxList is the longest list, in bytes: the default of fetch.max_size.
+const maxList = 300 << 20
+
+// readList reads a list of at most so many bytes, from whatever the path names: it may never end.
+func readList(path string, most int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	tooLong := fmt.Errorf("%s is longer than %d bytes; a list may have no more, so split it", path, most)
+	if fi, err := f.Stat(); err == nil && fi.Size() > most {
+		return nil, tooLong
+	}
+	text, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = tooLong
+	}
+	return text, err
+}
+
+// compileLists compiles list files of at most so many bytes. With remarks, what could not be used of them is said to
+// errs.
+func compileLists(paths []string, most int64, errs io.Writer, remarks bool) (*resolver.Judge, error) {
 	var files []resolver.ListFile
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
+		text, err := readList(path, most)
 		if err != nil {
 			return nil, exit(exitUsage, fmt.Errorf("--list: %w", err))
 		}

@@ -85,6 +85,31 @@ func TestMatch(t *testing.T) {
 	}
 }
 
+// A list has a limit, which is named, whether its length is known or it never ends.
+func TestMatchLongList(t *testing.T) {
+	long := filepath.Join(t.TempDir(), "long")
+	if err := os.WriteFile(long, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(long, maxList+1); err != nil {
+		t.Skip(err)
+	}
+	if status, out, errs := sluice(t, "match", "--list", long, "a.example"); status != 2 || out != "" || !strings.Contains(errs, "longer than 314572800 bytes") {
+		t.Errorf("exit status %d, %q, %q", status, out, errs)
+	}
+	if _, err := compileLists([]string{"/dev/zero"}, 1<<16, io.Discard, true); err == nil || !strings.Contains(err.Error(), "longer than 65536 bytes") {
+		t.Error(err)
+	}
+	if err := os.WriteFile(long, []byte("||a.example^\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for most, ok := range map[int64]bool{12: false, 13: true} {
+		if _, err := compileLists([]string{long}, most, io.Discard, true); (err == nil) != ok {
+			t.Errorf("13 bytes of at most %d: %v", most, err)
+		}
+	}
+}
+
 // The command's verdicts over real lists, many names at a time on standard input. The table and the lists are not
 // part of the project.
 func TestMatchRealLists(t *testing.T) {
