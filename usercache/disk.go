@@ -691,6 +691,9 @@ func (d *Dataset) writeCheckpoint(ctx context.Context, path string, generation u
 	}
 	var list []entry
 	for node := range Nodes {
+		if head.sums[node].Count == 0 {
+			continue // what has come since is written at the end
+		}
 		err := db.Update(func(tx *bolt.Tx) error {
 			b := tx.Bucket(bucketRecords)
 			b.FillPercent = 0.95 // written in order, and most records will stay
