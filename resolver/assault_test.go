@@ -245,7 +245,7 @@ func withRecursor(t *testing.T, extra zones, anchors string, edit func(*iterator
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.rrsets = rrcache.New(rrcache.Options{Bytes: 4 << 20})
+		r.rrsets = rrcache.New(rrcache.Options{Bytes: 1 << 20})
 		r.exchange = exchange.New(exchange.Options{Transport: exchange.Dialing(r.net.Dial)})
 		defer r.exchange.Close()
 		o := iterator.Options{

@@ -60,12 +60,12 @@ func followWall(t *testing.T) *wallFile {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.stop = func() {
+	w.stop = sync.OnceFunc(func() {
 		w.write(t, 0)
 		time.Sleep(20 * time.Millisecond) // it is read every few milliseconds
 		cancel()
 		wait()
-	}
+	})
 	return w
 }
 
@@ -152,10 +152,11 @@ func clockClients(t *testing.T, offsets []int64) {
 				t.Errorf("the date is %d s off: %s: %v", off, name, m)
 			}
 		}
-		// Back at the right date, what could not be validated can, once the memory of its being bogus has ended.
-		time.Sleep(90 * time.Second)
 		cancel()
 		wg.Wait()
+		w.stop()
+		// Back at the right date, what could not be validated can, once the memory of its being bogus has ended.
+		time.Sleep(90 * time.Second)
 		for _, name := range []string{"www.p384.test.", "www.ecdsa.com.", "www.rsa512.test.", "www.example.com.", "www.example.net."} {
 			if m := l.must(name, dns.TypeA); m.Rcode != dns.RcodeSuccess || !m.AuthenticatedData {
 				t.Errorf("at the right date again: %s: %v", name, m)

@@ -88,7 +88,7 @@ func newCaseLab(t *testing.T, begin time.Time, edit func(*resolver.Options)) *la
 		t.Fatal(err)
 	}
 	cache, _ := resolver.LimitsByName("cache")
-	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 8 << 20}})
+	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 2 << 20}})
 	if err != nil {
 		t.Fatal(err)
 	}

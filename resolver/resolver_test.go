@@ -42,13 +42,13 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 	if err := l.sim.Attach(l.net); err != nil {
 		t.Fatal(err)
 	}
-	// A small cache: under the race detector it is memory to be cleared, each time.
+	// Small caches: under the race detector they are memory to be cleared, each time.
 	cache, _ := resolver.LimitsByName("cache")
-	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 8 << 20}})
+	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 2 << 20}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	users, err := usercache.Open(usercache.Options{Dir: t.TempDir()})
+	users, err := usercache.Open(usercache.Options{Dir: t.TempDir(), ProfilesCached: 64})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -176,7 +176,7 @@ func (r *running) stop() {
 }
 
 func (r *running) serveUDP() {
-	buf := make([]byte, 1<<16)
+	buf := make([]byte, 4096) // more than any query takes
 	for {
 		n, from, err := r.udp.ReadFromUDPAddrPort(buf)
 		if err != nil {
