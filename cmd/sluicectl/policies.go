@@ -118,6 +118,7 @@ Besides, a user has policy, name, disabled, tenant, auto_devices and max_devices
 		Example: `  sluicectl policy set policy/family lists+=oisd services+=tiktok safe_search+=google
   sluicectl policy set ann mode=nxdomain block_ttl=10s
   sluicectl policy set ann/phone paused_until=+30m
+  sluicectl policy set ann unblocks+=www.shop.example@+1h,*.games.example
   sluicectl policy set ann own_lists+=kids=https://lists.example/kids.txt
   sluicectl policy set ann 'rewrites+=nas.home.arpa=A 192.0.2.7' 'schedules+=night=block;mon-fri 22:00-07:00;services:tiktok;Europe/Nicosia'`,
 		Args:              cobra.MinimumNArgs(2),

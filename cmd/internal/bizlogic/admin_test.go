@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -19,6 +21,7 @@ import (
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	syncv1 "github.com/sluice-dns/sluice/proto/sync/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver/clock"
 )
 
 func exportedLine(t *testing.T, what string, m proto.Message) []byte {
@@ -261,6 +264,7 @@ func TestSettings(t *testing.T) {
 		{"u", "rewrites+=a.example=CNAME b.example;A 192.0.2.1", codes.InvalidArgument, "rewrites"},
 		{"u", "rewrites+=a..example=NXDOMAIN", codes.InvalidArgument, "rewrites"},
 		{"u", "unblocks+=a.example@1000", codes.InvalidArgument, "unblocks"},
+		{"u", "unblocks+=a.example=+1h", codes.InvalidArgument, "unblocks"},
 		{"u", "schedules+=n=block;mon 1:00-2:00;everything;Mars/Olympus", codes.InvalidArgument, "schedules"},
 		{"u", "schedules+=n=block;mon 1:00-2:00", codes.InvalidArgument, "schedules"},
 		{"u", "schedules+=n=block;everything", codes.InvalidArgument, "schedules"},
@@ -421,6 +425,88 @@ func TestProposeDevice(t *testing.T) {
 	u, err := r.users.GetUser(ctx, &adminv1.GetUserRequest{Id: "open"})
 	if err != nil || len(u.GetUser().GetDevices()) != 2 || !u.GetUser().GetDevices()[1].GetAutomatic() {
 		t.Errorf("the user has %v, %v", u.GetUser().GetDevices(), err)
+	}
+}
+
+// Whoever knows a user's id can have devices proposed: so many at once, then one each so long, whatever max_devices
+// is; the rest is counted. Nobody else notices.
+func TestProposalQuota(t *testing.T) {
+	var log bytes.Buffer
+	r := start(t, Options{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	ctx := t.Context()
+	for _, id := range []string{"open", "calm"} {
+		if _, err := r.users.CreateUser(ctx, &adminv1.CreateUserRequest{Id: id, AutoDevices: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	propose := func(user string, n int) error {
+		_, err := r.sync.ProposeDevice(ctx, &syncv1.ProposeDeviceRequest{User: user, Device: fmt.Sprintf("%s-%d", user, n)})
+		return err
+	}
+	for i := range proposalsAtOnce {
+		if err := propose("open", i); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	head := r.svc.Head(Users)
+	for i := range 50 {
+		err := propose("open", 1000+i)
+		wantError(t, err, codes.ResourceExhausted, "")
+		if !strings.Contains(err.Error(), "32 are possible at once and one more each 5m") {
+			t.Error(err)
+		}
+	}
+	if err := propose("open", 3); err != nil { // it is there
+		t.Error(err)
+	}
+	wantError(t, propose("nobody", 1), codes.NotFound, "")
+	if got := r.svc.Head(Users); got != head {
+		t.Error("there were commits for what was refused")
+	}
+	if err := propose("calm", 1); err != nil {
+		t.Error(err)
+	}
+	want := map[string]uint64{"made": proposalsAtOnce + 1, "there": 1, "refused": 1, "quota": 50}
+	if got := r.svc.Proposals(); !maps.Equal(got, want) {
+		t.Errorf("counted %v, want %v", got, want)
+	}
+	if n := strings.Count(log.String(), "resolvers propose more"); n != 1 {
+		t.Errorf("said %d times: %s", n, log.String())
+	}
+}
+
+func TestProposalQuotaInTime(t *testing.T) {
+	p := proposals{users: map[string]*proposalQuota{}}
+	now := clock.Elapsed()
+	many := func(user string, n int) (taken int) {
+		for range n {
+			if wait, _ := p.take(user, now); wait == 0 {
+				taken++
+			} else if wait < 0 || wait > proposalEvery {
+				t.Errorf("to wait %v", wait)
+			}
+		}
+		return taken
+	}
+	for _, c := range []struct {
+		after time.Duration
+		want  int
+	}{{0, proposalsAtOnce}, {proposalEvery - 1, 0}, {1, 1}, {proposalEvery/2 + 5*proposalEvery, 5}, {proposalEvery / 2, 1}, {1000 * proposalEvery, proposalsAtOnce}} {
+		now = now.Add(c.after)
+		if got := many("a", 100); got != c.want {
+			t.Errorf("after %v more: %d, want %d", c.after, got, c.want)
+		}
+	}
+	// So many users, and no more until one's quota is whole again.
+	for i := range proposingUsers - 1 {
+		many(fmt.Sprint(i), 1)
+	}
+	if got := many("late", 1); got != 0 || len(p.users) != proposingUsers {
+		t.Errorf("%d taken, %d users", got, len(p.users))
+	}
+	now = now.Add(proposalEvery)
+	if got := many("late", 1); got != 1 || len(p.users) != 2 {
+		t.Errorf("%d taken, %d users", got, len(p.users))
 	}
 }
 
