@@ -135,6 +135,27 @@ func BenchmarkMainLists(b *testing.B) {
 			})
 		}
 	}
+	// What a worker sees: popular names by Zipf's law, remembered.
+	zipf := rand.NewZipf(r, 1.0001, 1, uint64(len(popular)-1))
+	asked := make([][]byte, 200_000)
+	for i := range asked {
+		asked[i] = popular[zipf.Uint64()]
+	}
+	for _, set := range []struct {
+		name  string
+		names [][]byte
+	}{{"few", popular[:200]}, {"popular", popular}, {"zipf", asked}} {
+		b.Run("memo/"+set.name+"/random half", func(b *testing.B) {
+			names := row(set.names)
+			var h [dnsname.MaxLabels + 1]uint64
+			memo := new(Memo)
+			perOp(b, func(i int) {
+				name := names[i%len(names)]
+				n := dnsname.SuffixHashes(&key, name, &h)
+				memo.Match(m, name, h[:n], &halves[i%len(halves)], q)
+			})
+		})
+	}
 	b.Run("hashes alone", func(b *testing.B) {
 		names := row(popular)
 		var h [dnsname.MaxLabels + 1]uint64

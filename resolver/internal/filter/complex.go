@@ -902,50 +902,69 @@ func (x *rules) look(s *sight, name []byte, hashes []uint64) bool {
 	return found != 0
 }
 
-// complex judges the rules that are not in tables and may match.
-func (x *rules) complex(j *judgement, s *sight, hashes []uint64) {
-	text := s.text()
+// candidates hands the rules that may match to f, until it reports false.
+func (x *rules) candidates(s *sight, hashes []uint64, f func(ids []uint32) bool) {
 	for half, mask := range s.suffix {
 		for ; mask != 0; mask &= mask - 1 {
-			j.try(x, x.bySuffix.find(hashes[half*64+bits.TrailingZeros64(mask)]), text)
+			if !f(x.bySuffix.find(hashes[half*64+bits.TrailingZeros64(mask)])) {
+				return
+			}
 		}
 	}
 	for quarter, mask := range s.start {
 		for ; mask != 0; mask &= mask - 1 {
 			at := quarter*64 + bits.TrailingZeros64(mask)
 			key := le64(s.buf[at:])
-			if at > 0 {
-				j.try(x, x.byDot.find(key), text)
-				j.try(x, x.byDot.find(twelve(key, le64(s.buf[at+8:])&math.MaxUint32)), text)
+			if at > 0 && !(f(x.byDot.find(key)) && f(x.byDot.find(twelve(key, le64(s.buf[at+8:])&math.MaxUint32)))) {
+				return
 			}
-			j.try(x, x.label8.find(key), text)
-			j.try(x, x.label4.find(key&math.MaxUint32), text)
+			if !f(x.label8.find(key)) || !f(x.label4.find(key&math.MaxUint32)) {
+				return
+			}
 		}
 	}
 	for quarter, mask := range s.inside {
 		for ; mask != 0; mask &= mask - 1 {
 			key := le64(s.buf[quarter*64+bits.TrailingZeros64(mask):])
-			j.try(x, x.by8.find(key), text)
-			j.try(x, x.by4.find(key&math.MaxUint32), text)
+			if !f(x.by8.find(key)) || !f(x.by4.find(key&math.MaxUint32)) {
+				return
+			}
 		}
 	}
 	for i := range x.needs {
-		if x.needs[i].met(s) {
-			j.try(x, x.always[i:i+1], text)
+		if x.needs[i].met(s) && !f(x.always[i:i+1]) {
+			return
 		}
 	}
+}
+
+// complex judges the rules that are not in tables and may match.
+func (x *rules) complex(j *judgement, s *sight, hashes []uint64) {
+	text := s.text()
+	x.candidates(s, hashes, func(ids []uint32) bool {
+		for _, id := range ids {
+			j.try(x, id, text)
+		}
+		return true
+	})
+}
+
+// any reports whether some rule's pattern meets the name, conditions and lists apart.
+func (x *rules) any(s *sight, hashes []uint64) (found bool) {
+	text := s.text()
+	x.candidates(s, hashes, func(ids []uint32) bool {
+		for _, id := range ids {
+			found = found || x.meets(&x.all[id], text)
+		}
+		return !found
+	})
+	return found
 }
 
 func le64(b []byte) uint64 { return binary.LittleEndian.Uint64(b) }
 
-// try judges some rules.
-func (j *judgement) try(x *rules, ids []uint32, text string) {
-	for _, id := range ids {
-		j.one(x, id, text)
-	}
-}
-
-func (j *judgement) one(x *rules, id uint32, text string) {
+// try judges one rule.
+func (j *judgement) try(x *rules, id uint32, text string) {
 	r := &x.all[id]
 	if len(text) < int(r.least) || r.flags&isDropped != 0 || !j.lists.Has(int(r.list)) {
 		return

@@ -305,11 +305,14 @@ func TestNoAllocs(t *testing.T) {
 	https := &Query{Type: 65, Client: "x"}
 	var lists Set
 	lists.Add(0)
+	memo := new(Memo)
 	for _, n := range []string{"www.blocked.example", "allowed.example", "x-tracker-y.example", "re12.example", "rw.example", "host.example", "host2.example", "nothing.to.see.example"} {
 		name := []byte(dnsname.MustParse(n))
 		if avg := testing.AllocsPerRun(200, func() {
 			m.Match(name, &lists, q)
 			m.Match(name, &lists, https)
+			var h [dnsname.MaxLabels + 1]uint64
+			memo.Match(m, name, h[:dnsname.SuffixHashes(&testKey, name, &h)], &lists, q)
 		}); avg != 0 {
 			t.Errorf("%s: %v allocations", n, avg)
 		}

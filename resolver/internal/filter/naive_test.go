@@ -337,6 +337,7 @@ func TestAgainstNaive(t *testing.T) {
 		rounds = 20
 	}
 	verdicts := map[Verdict]int{}
+	memo, remembered := new(Memo), 0
 	for round := range rounds {
 		r := rand.New(rand.NewPCG(uint64(round), 7))
 		texts := map[int]string{}
@@ -387,11 +388,24 @@ func TestAgainstNaive(t *testing.T) {
 			verdicts[want.verdict]++
 			for _, m := range []*Matcher{m, merged, loaded} {
 				got := m.Match(wire, lists, q)
+				for range 2 { // found out, and remembered
+					var h [dnsname.MaxLabels + 1]uint64
+					n := dnsname.SuffixHashes(&testKey, wire, &h)
+					if again := memo.Match(m, wire, h[:n], lists, q); again != got {
+						t.Fatalf("round %d: %s with a memo is %+v, want %+v", round, name, again, got)
+					}
+					if memo.find(m, h[:n]) != nil && got.Verdict != None {
+						remembered++
+					}
+				}
 				if d := diff(m, &got, want, q.Type); d != "" {
 					t.Fatalf("round %d, %s type %d client %q tags %q: %s\nlists %v", round, name, q.Type, q.Client, q.Tags, d, texts)
 				}
 			}
 		}
+	}
+	if remembered < rounds {
+		t.Errorf("%d verdicts were remembered: the test does not test the Memo", remembered)
 	}
 	for v := None; v <= Rewritten; v++ {
 		if verdicts[v] < rounds {

@@ -206,6 +206,7 @@ type judge struct {
 	varied                   bool
 	lists, threats, services filter.Set
 	blocked                  *usercache.Schedule
+	addr                     netip.Addr // of the answer: the one being judged
 	trace                    func(Step) // nil on the query path
 }
 
@@ -649,6 +650,7 @@ func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
 		}
 	}
 	var n name
+	j.addr = a
 	lists, threats, _ := j.now()
 	if j.own != nil && !excepted {
 		var results [3]filter.Result

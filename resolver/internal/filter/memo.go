@@ -1,0 +1,106 @@
+package filter
+
+import (
+	"math/bits"
+	"runtime"
+
+	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
+)
+
+// A Memo remembers where in the tables of a Matcher the names last judged were found, so that names asked for all the
+// time cost little more than their hash. What it remembers is the same whoever asks, and holds for one Matcher: a
+// user's lists, and the query, are judged each time. It is for one goroutine; the zero Memo remembers nothing.
+type Memo struct{ kept [1 << memoBits]known }
+
+const memoBits = 11 // 64 KiB: more would not stay near
+
+// known is where one name was found, the longest suffix first.
+type known struct {
+	key    uint64 // of name and Matcher
+	slots  [3]uint32
+	layers [3]uint8
+	depths [3]uint8 // in labels
+	n      uint8
+}
+
+// Match is m.MatchHashed. A nil Memo does for it too.
+func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Query) Result {
+	// Rules for clients come before names, and names of more labels are rare.
+	if c == nil || len(hashes) == 0 || len(hashes) > 64 || m.triggers[rulelist.ByClient] != (prefixSizes{}) {
+		return m.MatchHashed(name, hashes, lists, q)
+	}
+	if k := c.find(m, hashes); k != nil {
+		return m.recall(k, name, len(hashes), lists, q)
+	}
+	var s sight
+	suffixes := m.may(&s, hashes)
+	others := len(m.rules.all) > 0 && m.rules.look(&s, name, hashes)
+	if now, ok := m.know(&s, suffixes, others, hashes); ok {
+		c.keep(m, hashes, now)
+	}
+	if suffixes == 0 && !others {
+		runtime.KeepAlive(m)
+		return Result{}
+	}
+	return m.match(&s, suffixes, others, name, hashes, lists, q)
+}
+
+// keyOf stands for a name and a Matcher: if two have the same, so have 63 bits of keyed hashes.
+func (m *Matcher) keyOf(hashes []uint64) uint64 {
+	return (hashes[len(hashes)-1] ^ m.generation*spread8) | 1
+}
+
+// find returns what is known of a name, or nil.
+func (c *Memo) find(m *Matcher, hashes []uint64) *known {
+	key := m.keyOf(hashes)
+	if k := &c.kept[key>>(64-memoBits)]; k.key == key {
+		return k
+	}
+	return nil
+}
+
+func (c *Memo) keep(m *Matcher, hashes []uint64, k known) {
+	k.key = m.keyOf(hashes)
+	c.kept[k.key>>(64-memoBits)] = k
+}
+
+// know finds out what can be remembered of a name. It reports false if that would not tell all: rules that are not in
+// tables meet the name, or several tables have its suffix, whose rules may disable each other.
+func (m *Matcher) know(s *sight, suffixes uint64, others bool, hashes []uint64) (k known, ok bool) {
+	for ; suffixes != 0; suffixes &^= 1 << (bits.Len64(suffixes) - 1) {
+		at := bits.Len64(suffixes) - 1
+		for i := range m.layers {
+			slot, ok := m.layers[i].find(hashes[at])
+			if !ok {
+				continue
+			}
+			if int(k.n) == len(k.slots) || k.n > 0 && k.depths[k.n-1] == uint8(at+1) {
+				return k, false
+			}
+			k.slots[k.n], k.layers[k.n], k.depths[k.n] = uint32(slot), uint8(i), uint8(at+1)
+			k.n++
+		}
+	}
+	return k, !others || !m.rules.any(s, hashes)
+}
+
+// recall judges a name of so many labels by what is known.
+func (m *Matcher) recall(k *known, name []byte, labels int, lists *Set, q *Query) Result {
+	if k.n == 0 {
+		return Result{}
+	}
+	var j judgement
+	j.q, j.lists = q, lists
+	if lists == nil {
+		j.lists = &all
+	}
+	for i := range k.n {
+		l := &m.layers[k.layers[i]]
+		s := l.slots[k.slots[i]]
+		j.depth = k.depths[i]
+		l.eval(&j, s, int(j.depth) == labels, l.voids(s, j.lists))
+	}
+	r := j.finish(m, name)
+	runtime.KeepAlive(m)
+	return r
+}
