@@ -224,6 +224,7 @@ var (
 	listFailuresDesc = prometheus.NewDesc("sluice_service_list_failures", "Failures in a row to fetch a list.", []string{"list"}, nil)
 	listHeldDesc     = prometheus.NewDesc("sluice_service_list_held_rules", "Rules of a list's text that the shrink guard holds; 0 without one.", []string{"list"}, nil)
 	ownListsDesc     = prometheus.NewDesc("sluice_service_own_lists", "Lists at URLs that users have among their own, by how fetching goes.", []string{"state"}, nil)
+	proposalsDesc    = prometheus.NewDesc("sluice_service_proposals_total", "Devices that resolvers have proposed, by what became of them.", []string{"outcome"}, nil)
 	ticketsDesc      = prometheus.NewDesc("sluice_service_tickets", "Tickets for bulk transfers that are out.", nil, nil)
 )
 
@@ -237,6 +238,9 @@ func (m metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	m.lists(ch)
 	ch <- prometheus.MustNewConstMetric(watchesDesc, prometheus.GaugeValue, float64(st.Watches))
+	for outcome, n := range m.svc.Proposals() {
+		ch <- prometheus.MustNewConstMetric(proposalsDesc, prometheus.CounterValue, float64(n), outcome)
+	}
 	ch <- prometheus.MustNewConstMetric(ticketsDesc, prometheus.GaugeValue, float64(st.Tickets))
 }
 
@@ -263,13 +267,15 @@ func (m metrics) lists(ch chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
-	states := map[string]int{"good": 0, "failing": 0, "held": 0}
+	states := map[string]int{"good": 0, "failing": 0, "held": 0, "behind": 0}
 	for _, l := range own {
 		switch {
 		case l.HeldRules > 0:
 			states["held"]++
 		case l.Failures > 0:
 			states["failing"]++
+		case l.Behind > 0: // some who have it have no room for its new text
+			states["behind"]++
 		default:
 			states["good"]++
 		}

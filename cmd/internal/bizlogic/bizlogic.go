@@ -115,6 +115,7 @@ type Service struct {
 	compiling chan struct{} // one token for each list that is being compiled
 	exports   *exporter
 	watches   sync.Map // *watch → struct{}, for status
+	proposals proposals
 
 	ctx    context.Context // ends at Close
 	cancel context.CancelFunc
@@ -162,6 +163,7 @@ func Open(o Options) (*Service, error) {
 		admission: newAdmission(o.Transfers),
 		downloads: newDownloader(o.Download),
 		compiling: make(chan struct{}, maxCompiling),
+		proposals: proposals{users: map[string]*proposalQuota{}},
 	}
 	s.exports = newExporter(s)
 	for _, kind := range kinds {

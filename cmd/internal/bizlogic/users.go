@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
-	syncv1 "github.com/sluice-dns/sluice/proto/sync/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/usercache/password"
@@ -314,43 +313,6 @@ func (a userServer) ListDevices(_ context.Context, req *adminv1.ListDevicesReque
 	return resp, nil
 }
 
-// proposeDevice makes a device that a resolver has met, if its user wants that.
-func (s *Service) proposeDevice(ctx context.Context, req *syncv1.ProposeDeviceRequest) (*syncv1.ProposeDeviceResponse, error) {
-	dev := &userv1.Device{Id: req.GetDevice(), Name: req.GetName(), Automatic: true, Created: clock.Wall().Unix()}
-	if err := checkDevice("device", dev); err != nil {
-		return nil, err
-	}
-	resp := new(syncv1.ProposeDeviceResponse)
-	revision, err := s.change(ctx, func(v *view) error {
-		resp.Created = false // a group that fails is not run again, but say it plainly
-		have, u, err := v.user(req.GetUser())
-		if err != nil {
-			return err
-		}
-		if deviceIndex(u, dev.Id) >= 0 {
-			resp.Revision = have
-			return nil
-		}
-		if !u.AutoDevices || u.Disabled {
-			return refused("user %q does not take devices by itself", req.GetUser())
-		}
-		if !strings.HasPrefix(dev.Id, req.GetUser()+"-") {
-			return invalid("device", "%q does not begin with %q", dev.Id, req.GetUser()+"-")
-		}
-		if v.claimOwner("d:"+dev.Id) != "" {
-			return exists("device", dev.Id)
-		}
-		u.Devices = append(u.Devices, dev)
-		resp.Created = true
-		return v.putUser(req.GetUser(), u)
-	})
-	if err != nil {
-		return nil, err
-	}
-	resp.Revision = cmp.Or(revision, resp.Revision)
-	return resp, nil
-}
-
 // user loads a user that must exist.
 func (v *view) user(id string) (uint64, *userv1.User, error) {
 	if err := checkID("user", id); err != nil {
@@ -399,8 +361,8 @@ func (v *view) putUser(id string, u *userv1.User) error {
 	if u.MaxDevices > maxDevices {
 		return invalid("max_devices", "%d is more than %d", u.MaxDevices, maxDevices)
 	}
-	if most := int(cmp.Or(u.MaxDevices, maxDevices)); len(u.Devices) > most {
-		return refused("user %q would have %d devices; at most %d", id, len(u.Devices), most)
+	if err := roomForDevices(id, u, len(u.Devices)); err != nil {
+		return err
 	}
 	if u.Policy != "" {
 		if _, _, ok, err := v.get(Catalogue, "policy/"+u.Policy); err != nil || !ok {
@@ -435,6 +397,14 @@ func (v *view) putUser(id string, u *userv1.User) error {
 		v.claimed[c] = owner
 	}
 	return v.put(Users, id, u)
+}
+
+// roomForDevices bounds how many devices a user has.
+func roomForDevices(id string, u *userv1.User, n int) error {
+	if most := int(cmp.Or(u.MaxDevices, maxDevices)); n > most {
+		return refused("user %q would have %d devices; at most %d (max_devices)", id, n, most)
+	}
+	return nil
 }
 
 // release gives claims up.
