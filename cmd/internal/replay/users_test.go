@@ -136,6 +136,8 @@ func TestReplay(t *testing.T) {
 		t.Logf("%d queries, %d wrong", asked, wrong)
 	})
 
+	t.Run("adguardvpn-2023-11-partial-allowlist", partialAllowlist)
+
 	// A change is answered by both resolvers within moments of the call's return; queries every 5 ms say when.
 	t.Run("change-reaches-resolvers", func(t *testing.T) {
 		zones := siminternet.WithNames(siminternet.StandardZones(), netip.MustParseAddr("127.53.9.1"), netip.MustParseAddr(siteAddr), "site.switch.com")
