@@ -73,11 +73,8 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 				o.Applied(e)
 			}
 		}},
-		Cache: admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key, Forget: r.engine.forget},
-		Explain: admin.Policies{
-			Users: r.o.Users, Policy: r.policy, Path: r.stages, Gate: r.gate, Zones: r.rules, Blob: r.o.Blob,
-		},
-		Sync: o.Sync, Lifecycle: lifecycle(o.Draining),
+		Cache:   admin.Caches{RRsets: r.engine.rrsets, Answers: r.engine.answers, Key: r.engine.key, Forget: r.engine.forget},
+		Explain: r.explainer(), Sync: o.Sync, Lifecycle: lifecycle(o.Draining),
 	}
 	if r.engine.negative != nil {
 		a.Anchors = r.engine.negative
@@ -89,6 +86,11 @@ func (r *Resolver) Operate(o OperateOptions) (*Control, error) {
 		admin: admin.New(a),
 		http:  admin.NewHTTPServer(admin.HTTPOptions{Readiness: o.Readiness, Metrics: o.Registry, Logger: r.o.Logger}),
 	}, nil
+}
+
+// explainer says how queries would be judged.
+func (r *Resolver) explainer() admin.Policies {
+	return admin.Policies{Users: r.o.Users, Policy: r.policy, Path: r.stages, Gate: r.gate, Zones: r.rules, Blob: r.o.Blob}
 }
 
 // ServeAdmin serves the admin gRPC service on a listener of loopback or a unix socket until ctx ends.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
@@ -339,6 +340,59 @@ func (x explainedRebinding) Offends(q *query.Query, a *query.Answer) bool {
 			"rebinding.private_domains with "+strings.TrimSuffix(q.Turn.Current.Name.String(), "."))
 	}
 	return ok
+}
+
+// Block adds to what decided how it is answered.
+func (x explainedRender) Block(q *query.Query, b *query.Block, out []byte) int {
+	n := x.Renderer.Block(q, b, out)
+	what := dnswire.RCodeText(q.Outcome.RCode)
+	if q.Outcome.RCode == dnswire.RCodeNoError {
+		what = "no data"
+		if n >= dnswire.HeaderLen && dnswire.ReadHeader(out).AN > uint16(q.Turn.NumAliases) {
+			what = map[uint16]string{dnswire.TypeA: "0.0.0.0", dnswire.TypeAAAA: "::"}[q.Question.Type]
+			if b.Mode == query.BlockCustom {
+				what = map[uint16]string{dnswire.TypeA: b.IPv4.String(), dnswire.TypeAAAA: b.IPv6.String()}[q.Question.Type]
+			}
+		}
+	}
+	if b.Mode != query.BlockRefused {
+		what += fmt.Sprintf(", TTL %d", uint32(b.TTL/time.Second))
+	}
+	x.e.answered(fmt.Sprintf("%s, EDE %d (%s)", what, b.EDE, b.Reason))
+	return n
+}
+
+// Synth adds to what decided how it is answered.
+func (x explainedRender) Synth(q *query.Query, s *query.Synth, out []byte) int {
+	n := x.Renderer.Synth(q, s, out)
+	what, ttl := dnswire.RCodeText(s.RCode), s.TTL
+	var data []string
+	for i := range s.RRs {
+		ttl = s.RRs[i].TTL
+		for d := range query.RDatas(s.RRs[i].Data) {
+			data = append(data, dnswire.TypeText(s.RRs[i].Type)+" "+dnswire.Text(s.RRs[i].Type, d))
+		}
+	}
+	switch {
+	case len(data) > 8:
+		what = strings.Join(append(data[:8], fmt.Sprintf("and %d more", len(data)-8)), ", ")
+	case len(data) > 0:
+		what = strings.Join(data, ", ")
+	case s.RCode == dnswire.RCodeNoError:
+		what = "no data"
+	}
+	x.e.answered(fmt.Sprintf("%s, TTL %d", what, ttl))
+	return n
+}
+
+// answered says of the latest step how the query is answered for it.
+func (e *explanation) answered(how string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if n := len(e.steps); n > 0 && !e.ended {
+		s := e.steps[n-1]
+		s.Detail = strings.TrimPrefix(s.Detail+"; answered "+how, "; ")
+	}
 }
 
 // Error tells of questions that are answered by an error before anybody looks at them.

@@ -292,13 +292,13 @@ func TestExplain(t *testing.T) {
 		return "question, none, \"\" 0 \"\", nothing applies to " + name + ". A []\n"
 	}
 	for name, want := range map[string]string{
-		"ads.example":   `list, blocked, "oisd" 2 "||ads.example^", ads.example [@@||ads.example^ in the user's rules, or lists-=oisd]`,
-		"bad.example":   `user rule, blocked, "user rules" 2 "||bad.example^", bad.example [@@||bad.example^ in the user's rules, or without the rule]`,
+		"ads.example":   `list, blocked, "oisd" 2 "||ads.example^", ads.example; answered 0.0.0.0, TTL 10, EDE 17 (OISD) [@@||ads.example^ in the user's rules, or lists-=oisd]`,
+		"bad.example":   `user rule, blocked, "user rules" 2 "||bad.example^", bad.example; answered 0.0.0.0, TTL 10, EDE 17 (user rule) [@@||bad.example^ in the user's rules, or without the rule]`,
 		"good.example":  `user rule, allowed, "user rules" 1 "@@||good.example^", good.example [without the rule; its block wins if it is $important]` + "\n" + `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure []`,
-		"x.chat.test":   `service, blocked, "chat" 2 "||chat.test^", x.chat.test [@@||x.chat.test^ in the user's rules, or services-=chat]`,
+		"x.chat.test":   `service, blocked, "chat" 2 "||chat.test^", x.chat.test; answered 0.0.0.0, TTL 10, EDE 17 (Chat) [@@||x.chat.test^ in the user's rules, or services-=chat]`,
 		"plain.example": nothing("plain.example") + `answer, none, "" 0 "", given as resolved: NOERROR, 0 records, Insecure []`,
 		"dead.example":  nothing("dead.example") + `answer, none, "" 0 "", it could not be resolved: no server answers []`,
-		"alias.example": nothing("alias.example") + `answer: list, blocked, "oisd" 3 "||tracker.example^", x.tracker.example [@@||x.tracker.example^ in the user's rules, or lists-=oisd]`,
+		"alias.example": nothing("alias.example") + `answer: list, blocked, "oisd" 3 "||tracker.example^", x.tracker.example; answered 0.0.0.0, TTL 10, EDE 17 (OISD) [@@||x.tracker.example^ in the user's rules, or lists-=oisd]`,
 	} {
 		for _, target := range []string{"ann", "ann/phone"} {
 			if got := explain(t, p, target, name, nil); got != who+want+"\n" {
@@ -350,7 +350,7 @@ func explainBesidePolicy(t *testing.T) {
 		typ                      uint16
 		steps, says              string
 	}{
-		{"a zone", "ann", "zoned.example", "", query.UDP, 1, "access identity policy zone blocked", `"rpz.test" 0 "zoned.example CNAME .", zoned.example [`},
+		{"a zone", "ann", "zoned.example", "", query.UDP, 1, "access identity policy zone blocked", `"rpz.test" 0 "zoned.example CNAME .", zoned.example; answered NXDOMAIN, TTL 60, EDE 15 (policy zone rpz.test) [`},
 		{"a zone's alias, judged on", "ann", "onward.example", "", query.UDP, 1, "access identity policy zone rewritten redirect rewritten list blocked", "the question is now ads.example."},
 		{"let through by a zone", "ann", "passed.example", "", query.UDP, 1, "access identity policy zone question answer", "no other rule of policy zones counts"},
 		{"a client that a zone drops", "ann", "ads.example", "192.0.2.66", query.UDP, 1, "access identity policy zone blocked", "the client 192.0.2.66"},

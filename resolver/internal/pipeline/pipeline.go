@@ -612,7 +612,8 @@ func (p *Pipeline) reverse(q *query.Query) bool {
 // apply carries out a verdict. over is true if that ended the query; Redirected and Flattened set up the
 // next turn and leave going on to the caller.
 func (p *Pipeline) apply(q *query.Query, v *query.Verdict, out []byte) (oc outcome, n int, over bool) {
-	if v.Kind != query.Pass || v.Why != 0 { // who has nothing to say of the answer does not unsay what let it through
+	// Who lets pass what is asked now does not unsay what turned the question to it, nor what let it through.
+	if v.Kind != query.Pass || v.Why != 0 && q.Outcome.Verdict == query.Pass {
 		q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line = v.Kind, v.Why, v.List, v.Line
 	}
 	switch v.Kind {

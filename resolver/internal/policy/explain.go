@@ -43,9 +43,9 @@ func (j *judge) step(why query.Why, kind query.VerdictKind, detail, change strin
 	}
 }
 
-// explain notes which rule decided.
+// explain notes which rule decided of the name, or of j.addr.
 func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v *query.Verdict) {
-	s := Step{Step: whyNames[why], Verdict: v.Kind, Line: r.Line}
+	s := Step{Step: whyNames[why], Verdict: v.Kind, Line: r.Line, Detail: j.addr.String()}
 	off := ""
 	switch why {
 	case WhyList, WhyThreat:
@@ -79,7 +79,6 @@ func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v
 		s.List = whyNames[int(WhyDeviceRule)+int(from.i)] + "s"
 		off = "without the rule"
 	}
-	s.Detail = v.Block.Reason
 	if n.text != "" {
 		s.Detail = strings.TrimSuffix(n.text.String(), ".")
 	}
@@ -99,12 +98,16 @@ func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v
 	j.trace(s)
 }
 
-// exception is the rule of the user's own that would let a blocked name pass, with what stands behind it.
+// exception is the rule of the user's own that would let a blocked name, or j.addr, pass, with what stands behind it.
 func (j *judge) exception(n *name, r *filter.Result, why query.Why) string {
-	if n.text == "" {
-		return ""
+	of := j.addr.String()
+	switch {
+	case n.text != "":
+		of = strings.TrimSuffix(n.text.String(), ".")
+	case !j.addr.Is4():
+		return "" // of IPv6 there is no such rule
 	}
-	text := "@@||" + strings.TrimSuffix(n.text.String(), ".") + "^"
+	text := "@@||" + of + "^"
 	where := " in the user's rules, or "
 	switch {
 	case why == WhyImportant:
