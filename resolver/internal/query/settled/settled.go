@@ -2,7 +2,7 @@
 // clients are served.
 //
 // Settle turns what iteration or a cache of RRsets brought into an Entry, once its security status has been
-// decided; a test pins who may call it. An Entry is one run of bytes: a fixed header, the question it
+// decided; an answer with more facts than an Entry holds is none, for it could not be judged. A test pins who may call it. An Entry is one run of bytes: a fixed header, the question it
 // answers, the places of its TTLs, the facts that policy needs, and the sections of a response in wire form,
 // compressed against that question. View reads it in place, without allocating.
 //
@@ -101,7 +101,7 @@ func Settle(u *query.Unvalidated, status query.Status, o Options) (Entry, error)
 			ok = ok && w.set(&u.Additional[i], &counts[2], false)
 		}
 	}
-	if !ok {
+	if !ok || len(w.facts) > maxFacts {
 		return Entry{}, fmt.Errorf("settling %s %s: more than a message can hold", u.Question.Name, dnswire.TypeText(u.Question.Type))
 	}
 	if u.Zone != "" {
@@ -194,12 +194,14 @@ func (w *writer) rr(s *query.RRset, typ uint16, rdata []byte, count *uint16) boo
 	return true
 }
 
+// maxFacts is how many bytes of facts an entry holds, and the zone.
+const maxFacts = 1<<16 - 1 - (2 + dnsname.MaxLen)
+
 // fact takes out of an answer set what policy judges.
 func (w *writer) fact(s *query.RRset) {
-	const most = 4096 // bytes of facts; an answer with more is judged by its first ones
 	for d := range query.RDatas(s.Data) {
-		if len(w.facts) > most {
-			return
+		if len(w.facts) > maxFacts {
+			return // one too many, which is none to the next
 		}
 		switch s.Type {
 		case dnswire.TypeA, dnswire.TypeAAAA:

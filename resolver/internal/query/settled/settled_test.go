@@ -2,6 +2,9 @@ package settled
 
 import (
 	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -158,4 +161,38 @@ func FuzzLoad(f *testing.F) {
 			}
 		}
 	})
+}
+
+// An answer is judged by all that it leads to or it is none: what stands at its end is a fact like what stands first.
+func TestFactsAreWhole(t *testing.T) {
+	u := &query.Unvalidated{Question: query.Question{Name: dnsname.MustParse("x.example."), Type: dnswire.TypeMX, Class: 1}}
+	s := query.RRset{Name: u.Question.Name, Type: dnswire.TypeMX, Class: 1, TTL: 60}
+	last := ""
+	for i := range 250 {
+		last = fmt.Sprintf("%s.%s.n%d.example.", strings.Repeat("a", 63), strings.Repeat("b", 40), i)
+		s.Data = query.AppendRData(s.Data, append([]byte{0, 1}, dnsname.MustParse(last)...))
+	}
+	u.Answer = []query.RRset{s}
+	e, err := Settle(u, query.Insecure, Options{EDE: query.NoEDE})
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := ""
+	for off, a := 0, e.View(); ; {
+		_, value, next, ok := a.Facts.Next(off)
+		if !ok {
+			break
+		}
+		off, found = next, dnsname.Name(value).String()
+	}
+	if found != last {
+		t.Errorf("the last fact is %s", found)
+	}
+	hints := bytes.Repeat([]byte{192, 0, 2, 1}, 12000) // two bytes more each as facts
+	d := binary.BigEndian.AppendUint16([]byte{0, 1, 0, 0, 4}, uint16(len(hints)))
+	u.Question.Type = dnswire.TypeHTTPS
+	u.Answer = []query.RRset{{Name: u.Question.Name, Type: dnswire.TypeHTTPS, Class: 1, TTL: 60, Data: query.AppendRData(nil, append(d, hints...))}}
+	if _, err := Settle(u, query.Insecure, Options{EDE: query.NoEDE}); err == nil {
+		t.Error("more facts than fit were left out")
+	}
 }
