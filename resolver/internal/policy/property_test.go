@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/usercache"
 )
 
@@ -262,6 +263,13 @@ func TestRandomPolicies(t *testing.T) {
 					p.Prepare(t.Context(), q)
 				}
 				got := p.Question(q)
+				if p == roomy {
+					var steps []Step
+					if told := p.ExplainQuestion(q, func(s Step) { steps = append(steps, s) }); say(told) != say(got) {
+						t.Fatalf("seed %d: user %d asks for %s: told %s, served %s", seed, i, name, say(told), say(got))
+					}
+					checkSteps(t, people[i], lists[:], name, got, steps)
+				}
 				if said := say(got); !strings.HasPrefix(said, want) {
 					t.Fatalf("seed %d, %s: user %d asks for %s: %s, want %s\n%+v", seed, what, i, name, said, want, *people[i])
 				} else if got.Kind.String() == "blocked" && int(got.Block.Mode) != int(people[i].mode)-1 {
@@ -270,5 +278,54 @@ func TestRandomPolicies(t *testing.T) {
 			}
 		}
 		w.cache.Close()
+	}
+}
+
+// checkSteps holds what is told of a verdict against the verdict, and the line of a rule against the texts: the rule
+// there matches the name and says what was decided.
+func checkSteps(t *testing.T, u *naive, lists [][]naiveRule, name string, v query.Verdict, steps []Step) {
+	t.Helper()
+	if v.Kind == query.Pass {
+		if v.Why == WhyOff && (len(steps) != 1 || steps[0].Step != "filtering off" || steps[0].Change == "") || v.Why == WhyNothing && len(steps) != 0 {
+			t.Fatalf("%s passes by %s: told %+v", name, WhyText(v.Why), steps)
+		}
+		return
+	}
+	if len(steps) == 0 {
+		t.Fatalf("%s is %s and nothing is told", name, say(v))
+	}
+	s := steps[len(steps)-1]
+	if s.Step != WhyText(v.Why) || s.Verdict != v.Kind || s.Line != v.Line || s.Change == "" {
+		t.Fatalf("%s is %s: told %+v", name, say(v), s)
+	}
+	var text []naiveRule
+	line := int(s.Line) - 1
+	switch s.Text {
+	case DeviceRules:
+		text = u.device
+	case UserRules:
+		text = u.user
+	case PolicyRules:
+		text = u.pol
+	case OwnList:
+		text = u.own
+	case CatalogueList:
+		if s.List != fmt.Sprintf("l%d", v.List) {
+			t.Fatalf("%s is decided by list %d: told %+v", name, v.List, s)
+		}
+		text, line = lists[v.List], line-1 // behind its title
+	case ServiceRules:
+		text = []naiveRule{{name: naiveService}}
+	case NoText:
+		if s.Line != 0 {
+			t.Fatalf("line %d of no text", s.Line)
+		}
+		return
+	}
+	if line < 0 || line >= len(text) {
+		t.Fatalf("%s is %s by line %d of %d", name, say(v), s.Line, len(text))
+	}
+	if r := text[line]; !r.matches(name) || r.allow != (v.Kind == query.Allowed) || v.Why == WhyImportant && !r.important {
+		t.Fatalf("%s is %s: told of the rule %q", name, say(v), r.text())
 	}
 }
