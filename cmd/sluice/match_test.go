@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"compress/gzip"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"net/netip"
@@ -110,6 +111,8 @@ func TestMatchLongList(t *testing.T) {
 	}
 }
 
+var long = flag.Bool("long", false, "judge by all real lists together, too")
+
 // The command's verdicts over real lists, many names at a time on standard input. The table and the lists are not
 // part of the project.
 func TestMatchRealLists(t *testing.T) {
@@ -131,9 +134,21 @@ func TestMatchRealLists(t *testing.T) {
 		}
 		Doc *verdict
 	}
-	// The big set takes seconds, and package filter holds its engine to it: here the others.
+	// The big set takes seconds, and package filter holds its engine to it: here the others, unless -long.
 	sets := map[string][]string{"adguard": {"adguard_dns_filter.txt"}, "browser": {"easylist.txt", "easyprivacy.txt", "urlhaus_filter_online.txt"},
 		"rpz": {"hagezi_tif_normal.rpz", "mullvad_doh_privacy.rpz"}, "rpz-absolute": {"dnsbunker_cti.rpz"}, "dnsmasq": {"blp_scam_dnsmasq.txt"}}
+	if *long {
+		all, err := filepath.Glob(filepath.Join(root, "data", "lists", "*.gz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := slices.Concat(sets["browser"], sets["rpz"], sets["rpz-absolute"], sets["dnsmasq"])
+		for _, path := range all {
+			if name := strings.TrimSuffix(filepath.Base(path), ".gz"); !slices.Contains(others, name) {
+				sets["main"] = append(sets["main"], name)
+			}
+		}
+	}
 	rows := map[string][]row{}
 	for d := json.NewDecoder(f); ; {
 		var r row
@@ -171,6 +186,9 @@ func TestMatchRealLists(t *testing.T) {
 			}
 			if g.Verdict != r.Expect.Verdict || g.Name != r.Name || !slices.Contains(names, g.List) && g.Verdict != "none" {
 				t.Errorf("%s: %s %s is %s by %q of %s, want %s", r.ID, r.Name, r.QType, g.Verdict, g.Rule, g.List, r.Expect.Verdict)
+			}
+			if r.ID == "main/0008" {
+				continue // the table names a rule that $badfilter in another list disables
 			}
 			if !strings.HasPrefix(set, "rpz") && !slices.Contains(append(r.Expect.RuleAny, r.Expect.Rule), g.Rule) {
 				t.Errorf("%s: %s by %q, want %q", r.ID, r.Name, g.Rule, r.Expect.Rule)
