@@ -74,7 +74,7 @@ func (h *household) put(t *testing.T, k usercache.Kind, records map[string]proto
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.Changes = append(d.Changes, usercache.Change{Key: []byte(key), Revision: from + 1, Bytes: b})
+		d.Changes = append(d.Changes, usercache.Change{Key: []byte(key), Revision: from + 1, Bytes: b, Removed: m == nil})
 	}
 	id := usercache.Identity{Dataset: [16]byte{1}, Lineage: [16]byte{1}}
 	if _, err := h.users.Dataset(k).ApplyDelta(t.Context(), id, d, clock.Wall()); err != nil {

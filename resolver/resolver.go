@@ -179,19 +179,20 @@ type QueryEvent = query.Event
 
 // A Resolver answers DNS queries. It is safe for concurrent use.
 type Resolver struct {
-	o       Options
-	ctx     context.Context
-	cancel  context.CancelFunc
-	engine  *engine
-	policy  *policy.Policy
-	rules   *policyZones
-	gate    *overload.Gate
-	stages  pipeline.Options // what path is made of
-	path    *pipeline.Pipeline
-	servers []server
-	named   []namedListener // for metrics
-	live    *liveLimits
-	changed chan struct{} // of size one: the catalogue or the set of blobs has changed
+	o        Options
+	ctx      context.Context
+	cancel   context.CancelFunc
+	engine   *engine
+	policy   *policy.Policy
+	rules    *policyZones
+	standins *standins
+	gate     *overload.Gate
+	stages   pipeline.Options // what path is made of
+	path     *pipeline.Pipeline
+	servers  []server
+	named    []namedListener // for metrics
+	live     *liveLimits
+	changed  chan struct{} // of size one: the catalogue or the set of blobs has changed
 }
 
 // A server is a listener of any transport.
@@ -239,6 +240,7 @@ func New(o Options) (_ *Resolver, err error) {
 		Index:    o.FilterIndex,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
+	r.standins = newStandins(&o)
 	r.gate = overload.New(overload.Options{
 		Allow: o.Access.Allow, Unlimited: o.Access.Unlimited, Seed: r.engine.key.K0,
 		Rate: func() int { return int(o.Limits.Value(limits.ClientRate)) },
@@ -378,6 +380,7 @@ func (r *Resolver) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { r.engine.run(ctx, r.o.Logger); return nil })
 	g.Go(func() error { return r.policy.Run(ctx) })
+	g.Go(func() error { r.standins.run(ctx); return nil })
 	g.Go(func() error { r.live.run(ctx, r.o.Logger); return nil })
 	g.Go(func() error { r.engine.runAnchors(ctx); return nil })
 	if r.engine.negative != nil {
