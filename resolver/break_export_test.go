@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 )
 
@@ -16,6 +17,9 @@ func (r *Resolver) Purge(name Name) {
 	r.engine.forget(name, true)
 	r.engine.answers.Raise()
 }
+
+// DropCut does what a full cache does to a delegation.
+func (r *Resolver) DropCut(name Name) { r.engine.rrsets.Purge(name, false, dnswire.TypeNS) }
 
 func (r *Resolver) Doubt(name Name, d time.Duration) error {
 	_, err := r.engine.negative.Add(name, d, "a test")

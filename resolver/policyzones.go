@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -111,8 +110,9 @@ func (r *Resolver) SetPolicyZones(zones []PolicyZone) error {
 
 // policyZones gives the rules what they need to know of a query.
 type policyZones struct {
-	rules  atomic.Pointer[rpz.Rules] // nil: none
-	rrsets *rrcache.Cache
+	rules   atomic.Pointer[rpz.Rules] // nil: none
+	rrsets  *rrcache.Cache
+	servers *nameServers
 }
 
 func (z *policyZones) Question(q *query.Query) (v query.Verdict, hit bool) {
@@ -163,50 +163,31 @@ func (z *policyZones) behind(rules *rpz.Rules, q *query.Query, a *query.Answer, 
 	if !rules.WantServers() {
 		return facts, nil
 	}
-	servers = z.servers(servers, cur.Name, cur.View, now)
+	add := func(name dnsname.Name) {
+		found := z.servers.of(name, cur.View, a != nil && a.Stale, true, now)
+		for _, n := range found.Names {
+			servers = append(servers, rpz.Server{Name: n})
+		}
+		for _, addr := range found.Addrs {
+			servers = append(servers, rpz.Server{Addr: addr})
+		}
+	}
+	add(cur.Name)
 	for off := 0; ; {
 		kind, value, next, ok := facts.Next(off)
 		if !ok {
 			return facts, servers
 		}
 		if off = next; kind == query.FactAlias {
-			servers = z.servers(servers, dnsname.Name(value), cur.View, now)
+			add(dnsname.Name(value))
 		}
 	}
 }
 
-// maxServers bounds the name servers that one answer is judged by.
-const maxServers = 256
-
-// servers appends the servers of the zones on the way to name, as the cache knows them.
-func (z *policyZones) servers(to []rpz.Server, name dnsname.Name, view query.View, now clock.Instant) []rpz.Server {
-	for name != "" && name != dnsname.Root {
-		zone, ns, _, ok := z.rrsets.Delegation(name, view, now)
-		if !ok || zone == dnsname.Root {
-			return to
-		}
-		for rdata := range query.RDatas(ns.Data) {
-			if len(to) >= maxServers {
-				return to
-			}
-			server := make([]byte, len(rdata))
-			dnsname.Fold(server, rdata)
-			to = append(to, rpz.Server{Name: dnsname.Name(server)})
-			for _, typ := range []uint16{dnswire.TypeA, dnswire.TypeAAAA} {
-				set, found := z.rrsets.Get(rrcache.Key{Name: dnsname.Name(server), Type: typ, Class: dnswire.ClassIN, View: view}, now)
-				if !found.OK {
-					continue
-				}
-				for d := range query.RDatas(set.Data) {
-					if a, ok := netip.AddrFromSlice(d); ok && len(to) < maxServers {
-						to = append(to, rpz.Server{Addr: a})
-					}
-				}
-			}
-		}
-		name = zone.Parent()
-	}
-	return to
+// wantServers reports whether rules for q want to know name servers.
+func (z *policyZones) wantServers(q *query.Query) bool {
+	rules := z.rules.Load()
+	return rules != nil && !q.Turn.Exempt && rules.WantServers()
 }
 
 func (z *policyZones) Target(q *query.Question, now clock.Instant) (target dnsname.Name, ttl uint32, ok bool) {

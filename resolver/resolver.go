@@ -235,9 +235,12 @@ func New(o Options) (_ *Resolver, err error) {
 	if err != nil {
 		return nil, err
 	}
+	r.rules = &policyZones{rrsets: r.engine.rrsets}
+	servers := &nameServers{rrsets: r.engine.rrsets, iterator: r.engine.iterator, zones: r.rules}
+	r.rules.servers = servers
 	r.policy = policy.New(policy.Options{
 		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
-		Index:    o.FilterIndex,
+		Index: o.FilterIndex, Servers: servers.Of,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
 	r.standins = newStandins(&o)
@@ -278,11 +281,11 @@ func New(o Options) (_ *Resolver, err error) {
 		shape.Private = rebinding.New(o.Rebinding.Addresses, o.Rebinding.Domains)
 		path.Rebinding = shape.Private
 	}
-	r.rules = &policyZones{rrsets: r.engine.rrsets}
+	servers.policy = r.policy
 	if err := r.SetPolicyZones(o.PolicyZones); err != nil {
 		return nil, err
 	}
-	path.Zones = r.rules
+	path.Zones, path.NameServers = r.rules, servers
 	if r.engine.subnets != nil {
 		path.Subnets, shape.Subnets = r.engine.subnets, true
 	}

@@ -84,11 +84,19 @@ func (p *Pipeline) Resolve(q *query.Query, reply func(response []byte)) {
 		reply = func(response []byte) { p.leave(source); inner(response) }
 	}
 	w := &waiter{q: q, reply: reply}
-	if q.Turn.Stage == query.StageData {
+	p.await(w)
+}
+
+// await has done what a query needs that cannot be answered yet.
+func (p *Pipeline) await(w *waiter) {
+	switch w.q.Turn.Stage {
+	case query.StageData:
 		p.wait(w)
-		return
+	case query.StageServers:
+		p.seek(w)
+	default:
+		p.prepare(w)
 	}
-	p.prepare(w)
 }
 
 // prepare does what has to be done before a query can be looked at: proving its client, compiling the client's own
@@ -124,6 +132,27 @@ func (p *Pipeline) prepare(w *waiter) {
 			w.prepared++
 			w.q.Proof, w.q.Client, w.q.Turn = query.NoProof, query.Client{}, query.Turn{}
 		}
+		p.end(w, nil)
+	}()
+}
+
+// seek has the name servers looked for that rules want to know of and the caches no longer know. What is not found
+// does not count: the query is judged without it.
+func (p *Pipeline) seek(w *waiter) {
+	if int(p.inFlight.Load()) >= p.o.InFlight() || !p.launch() {
+		p.busy(w)
+		return
+	}
+	go func() {
+		defer p.running.Done()
+		defer p.inFlight.Add(-1)
+		tree, t := query.NewTree(clock.Elapsed(), p.o.Budget()), &w.q.Turn
+		var err error
+		p.guard(tree, t.Current, &err, func(ctx context.Context) error {
+			p.o.NameServers.Find(ctx, tree, t.Current.View, t.Unknown)
+			return nil
+		})
+		t.Stage, t.Unknown = query.StageData, nil
 		p.end(w, nil)
 	}()
 }
@@ -417,11 +446,7 @@ func (p *Pipeline) endWithin(w *waiter, have *fetched, patience time.Duration) {
 	w.q.Scratch = nil
 	switch oc {
 	case need:
-		if w.q.Turn.Stage == query.StageData {
-			p.wait(w)
-		} else {
-			p.prepare(w)
-		}
+		p.await(w)
 		return
 	case silent:
 		n = 0

@@ -103,6 +103,13 @@ type (
 		Target(question *query.Question, now clock.Instant) (target dnsname.Name, ttl uint32, ok bool)
 	}
 
+	// NameServers knows whose servers answers came from, for rules that want to know. Unknown returns the names of an
+	// answer of which it does not know what such a rule for q wants to know, Find has them looked for.
+	NameServers interface {
+		Unknown(q *query.Query, a *query.Answer, now clock.Instant) []dnsname.Name
+		Find(ctx context.Context, tree *query.Tree, view query.View, names []dnsname.Name)
+	}
+
 	// Cookies checks the cookie of a query and makes the one it gets back (RFC 7873).
 	Cookies interface {
 		Check(q *query.Query, wall time.Time)
@@ -152,12 +159,13 @@ type Options struct {
 	Answers  Answers
 	Fetch    Fetcher
 	Render   Renderer
-	// Zones, Subnets, Cookies, DNS64 and Rebinding are off if nil.
-	Zones     Zones
-	Subnets   Subnets
-	Cookies   Cookies
-	DNS64     DNS64
-	Rebinding Rebinding
+	// Zones, NameServers, Subnets, Cookies, DNS64 and Rebinding are off if nil.
+	Zones       Zones
+	NameServers NameServers
+	Subnets     Subnets
+	Cookies     Cookies
+	DNS64       DNS64
+	Rebinding   Rebinding
 
 	// Budget is what one client's question may cost; read for each, so that it can be changed live.
 	Budget func() query.Budget
@@ -406,6 +414,12 @@ func (p *Pipeline) step(q *query.Query, now clock.Instant, have *fetched, out []
 		}
 		a, v := &q.Scratch.Answer, &q.Scratch.Verdict
 		*a = entry.View()
+		if p.o.NameServers != nil && q.RD && !t.Sought {
+			if t.Unknown = p.o.NameServers.Unknown(q, a, now); len(t.Unknown) > 0 {
+				t.Stage, t.Sought = query.StageServers, true
+				return need, 0, after
+			}
+		}
 		if p.zoned(q) && p.turnToAlias(q, a, now) {
 			continue
 		}

@@ -82,6 +82,9 @@ func (j *judge) explain(from source, r *filter.Result, why query.Why, n *name, v
 	if n.text != "" {
 		s.Detail = strings.TrimSuffix(n.text.String(), ".")
 	}
+	if n.servers {
+		s.Detail = "the name servers of " + s.Detail
+	}
 	switch v.Kind {
 	case query.Blocked:
 		s.Change = j.exception(n, r, why) + off

@@ -30,6 +30,13 @@
 // addresses by right, rebinding protection looks at the name that was asked: an alias of anybody's could lead to
 // a name that is excepted. Local data is the operator's, and may hold any address.
 //
+// Rules of policy zones (RPZ) in lists and in rules of one's own judge what is behind an answer as well: its addresses
+// and, for each name of its chain of aliases, the name servers of the zones on the way to that name. As such zones
+// have it, the name goes before addresses and these before servers: a name that is Allowed, and a last name with an
+// address that is, is not judged by its servers. Which servers those are, and when none are known, is what
+// Options.Servers says; local data has none. What such a rule has to say in the place of the answer is said to who
+// asked, whichever name of the chain it was about; a redirect to the present question leaves the answer as it is.
+//
 // A Policy reads users' settings from the query's Profile and compiles nothing on the way: catalogue lists,
 // services and safe search are one immutable snapshot, rebuilt in the background when the catalogue or a blob
 // changes; a user's own rules and lists are compiled by Prepare, which the pipeline calls where it may wait,
@@ -110,6 +117,9 @@ type Options struct {
 	Users Users
 	// Blob returns a text by the SHA-256 of its content, or false while it is not there. Nil has none.
 	Blob func(sha256 [32]byte) ([]byte, bool)
+	// Servers returns the name servers of the zones on the way to a name of an answer, with their addresses if those
+	// matter. Nil: nobody knows any.
+	Servers func(q *query.Query, a *query.Answer, name dnsname.Name, addrs bool) query.Servers
 	// Changed is sent to when the catalogue may have changed or a blob has arrived. Nil: nothing changes
 	// after New.
 	Changed <-chan struct{}
@@ -206,8 +216,9 @@ type judge struct {
 	varied                   bool
 	lists, threats, services filter.Set
 	blocked                  *usercache.Schedule
-	addr                     netip.Addr // of the answer: the one being judged
-	trace                    func(Step) // nil on the query path
+	addr                     netip.Addr                                                          // of the answer: the one being judged
+	served                   func(*query.Query, *query.Answer, dnsname.Name, bool) query.Servers // Options.Servers
+	trace                    func(Step)                                                          // nil on the query path
 }
 
 // now returns what applies at this time.
@@ -239,7 +250,7 @@ func (p *Policy) judge(q *query.Query) judge {
 	if v == nil {
 		v = p.pin(q)
 	}
-	j := judge{s: v, q: q, p: &q.Client.Profile}
+	j := judge{s: v, q: q, p: &q.Client.Profile, served: p.o.Servers}
 	if v != &v.view {
 		j.vary()
 		j.avoid()
@@ -360,15 +371,16 @@ func (j *judge) denied(d *usercache.Details) query.Verdict {
 
 // A name is a canonical name with its suffix hashes.
 type name struct {
-	text   dnsname.Name
-	wire   []byte
-	hashes []uint64
+	text    dnsname.Name
+	wire    []byte
+	hashes  []uint64
+	servers bool // it is about its name servers, and only text is set
 }
 
 func (j *judge) hash(n dnsname.Name) name {
 	wire := unsafe.Slice(unsafe.StringData(string(n)), len(n)) // read only
 	k := dnsname.SuffixHashes(&j.s.key, wire, &j.q.Scratch.Hashes)
-	return name{n, wire, j.q.Scratch.Hashes[:k]}
+	return name{text: n, wire: wire, hashes: j.q.Scratch.Hashes[:k]}
 }
 
 // early is rows 2 to 5.
@@ -578,15 +590,17 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 	}
 	// Rewriting is for what was asked, not for where others point.
 	j.fq.NoRewrite = true
+	served := servedNames{excepted: excepted}
 	for off := 0; ; {
 		kind, value, next, ok := a.Facts.Next(off)
 		if !ok {
-			return query.Verdict{}
+			return j.servers(a, &served)
 		}
 		off = next
 		var v query.Verdict
 		switch kind {
 		case query.FactAlias:
+			served.next()
 			j.fq.Type = dnswire.TypeCNAME
 			v = j.target(value, excepted)
 		case query.FactTarget:
@@ -602,6 +616,13 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 		case query.Pass:
 		case query.Allowed:
 			// An exception for one name of a chain is about that name: the others are judged on.
+			if kind != query.FactTarget {
+				served.lift(v.Why)
+			}
+		case query.Redirected:
+			if v.Target != j.q.Turn.Current.Name { // where a rule about addresses leads, it may well apply too
+				return v
+			}
 		default:
 			return v
 		}
@@ -649,50 +670,8 @@ func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
 			j.fq.Type = dnswire.TypeAAAA
 		}
 	}
-	var n name
 	j.addr = a
-	lists, threats, _ := j.now()
-	if j.own != nil && !excepted {
-		var results [3]filter.Result
-		j.fq.Name = j.p.Details.Name
-		for i, m := range j.own.rules {
-			if m != nil {
-				results[i] = m.MatchAddr(a, nil, &j.fq)
-			}
-		}
-		j.fq.Name = ""
-		if v := j.ranked(&results, &n); v.Kind != query.Pass {
-			return v
-		}
-	}
-	if !excepted {
-		var best filter.Result
-		from, why := source{}, WhyNothing
-		if j.own != nil {
-			for i := range j.own.lists {
-				m := j.own.lists[i].matcher
-				if r := m.MatchAddr(a, nil, &j.fq); outranks(&r, &best) {
-					best, from, why = r, source{m, int8(i)}, WhyOwnList
-				}
-			}
-		}
-		if *lists != (filter.Set{}) {
-			if r := j.s.lists.MatchAddr(a, lists, &j.fq); outranks(&r, &best) {
-				best, from, why = r, source{matcher: j.s.lists}, WhyList
-			}
-		}
-		if why != WhyNothing {
-			if v := j.result(from, &best, why, &n); v.Kind != query.Allowed || why != WhyList {
-				return v
-			}
-		}
-	}
-	if *threats != (filter.Set{}) {
-		if r := j.s.lists.MatchAddr(a, threats, &j.fq); r.Verdict == filter.Blocked {
-			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, &n)
-		}
-	}
-	return query.Verdict{}
+	return j.behind(&behind{addr: a}, &name{}, excepted)
 }
 
 // mayBePrivate reports whether the answer may hold private addresses: it is local data, or the user excepts the

@@ -68,6 +68,13 @@ const (
 	FactZone    FactKind = 4 // the zone cut of the last name: canonical name
 )
 
+// Servers are the name servers of the zones on the way to a name: their names in canonical order, and what is known of
+// their addresses, in ascending order.
+type Servers struct {
+	Names []dnsname.Name
+	Addrs []netip.Addr
+}
+
 // Next returns the fact at off and the offset of the one behind it; ok is false at the end.
 func (f Facts) Next(off int) (kind FactKind, value []byte, next int, ok bool) {
 	if off+2 > len(f) {

@@ -27,6 +27,10 @@ type Turn struct {
 	Exempt bool
 	// Local: what answers the current question is local data.
 	Local bool
+	// Unknown are names of the answer of whose name servers a rule wants to know and nothing is known; Sought says
+	// that the way to the present question's was looked for.
+	Unknown []dnsname.Name
+	Sought  bool
 	// Edit is what is to be changed in the answer as it is written.
 	Edit Edit
 	// DNS64 is how far the making of AAAA records has come, and MaxTTL the most that they may be kept for, in
@@ -65,6 +69,7 @@ func (t *Turn) Alias(target dnsname.Name, ttl uint32) bool {
 	t.Aliases[t.NumAliases] = Alias{Target: target, TTL: ttl}
 	t.NumAliases++
 	t.Current.Name = target
+	t.Sought = false
 	return true
 }
 
@@ -82,6 +87,7 @@ const (
 	StageStart    Stage = iota // nothing was done
 	StageQuestion              // admitted and identified; policy judges the question
 	StageData                  // local data, caches, fetch
+	StageServers               // the name servers of Turn.Unknown are to be looked for, and then StageData again
 )
 
 // keepNames makes the names of a copied Query point into the copy instead of the worker's buffer.

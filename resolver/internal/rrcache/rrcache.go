@@ -442,6 +442,18 @@ func (c *Cache) note(nameHash uint64, k Key, set query.RRset, now clock.Instant)
 // Delegation returns the deepest live zone cut at or above name whose NS set a parent granted (or, for the
 // root, priming brought), that set, and when the grant ends.
 func (c *Cache) Delegation(name dnsname.Name, view query.View, now clock.Instant) (zone dnsname.Name, ns query.RRset, granted clock.Instant, ok bool) {
+	return c.delegation(name, view, now, now)
+}
+
+// StaleDelegation is Delegation for who is about to use stale data: cuts count for Options.MaxStale after their end.
+// They say whose the data was, and are nothing to go by to anybody's servers.
+func (c *Cache) StaleDelegation(name dnsname.Name, view query.View, now clock.Instant) (zone dnsname.Name, ns query.RRset, ok bool) {
+	zone, ns, _, ok = c.delegation(name, view, now, now.Add(-c.opts.MaxStale))
+	return zone, ns, ok
+}
+
+// delegation finds the deepest cut that ends after since.
+func (c *Cache) delegation(name dnsname.Name, view query.View, now, since clock.Instant) (zone dnsname.Name, ns query.RRset, granted clock.Instant, ok bool) {
 	var hashes [dnsname.MaxLabels + 1]uint64
 	n := dnsname.SuffixHashes(&c.opts.Key, []byte(name), &hashes)
 	for zone = name; zone != ""; zone = zone.Parent() {
@@ -453,7 +465,7 @@ func (c *Cache) Delegation(name dnsname.Name, view query.View, now clock.Instant
 		k := Key{Name: zone, Type: dnswire.TypeNS, Class: dnswire.ClassIN, View: view}
 		var kb keyBuf
 		e, found := c.read(nil, appendKey(kb[:0], kindCut, k), c.hash(h, kindCut, k))
-		if found && e.end() > now {
+		if found && e.end() > since {
 			ns, _ := e.set(k, now)
 			return zone, ns, e.end(), true
 		}
