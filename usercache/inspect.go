@@ -9,7 +9,7 @@ import (
 	"time"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
-	"github.com/sluice-dns/sluice/usercache/internal/pagewalk"
+	"github.com/sluice-dns/sluice/usercache/pagewalk"
 )
 
 // A FileReport is what reading a file found, without bbolt and without changing it.

@@ -10,8 +10,8 @@ import (
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
 	"github.com/sluice-dns/sluice/resolver/clock"
-	"github.com/sluice-dns/sluice/usercache/internal/pagewalk"
 	"github.com/sluice-dns/sluice/usercache/internal/store"
+	"github.com/sluice-dns/sluice/usercache/pagewalk"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 )

@@ -2,7 +2,6 @@ package bizlogic
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"

@@ -55,8 +55,13 @@ func (r *Report) fault(page uint64, format string, args ...any) {
 	r.Faults = append(r.Faults, Fault{page, fmt.Sprintf(format, args...)})
 }
 
-// ErrNotBolt says that neither meta page of a file is one of bbolt.
-var ErrNotBolt = errors.New("not a bbolt file")
+// ErrNotBolt says that neither meta page of a file can be used. ErrVersion and ErrMetas are such errors: of a file that
+// a newer bbolt wrote, and of one that bbolt wrote and something damaged.
+var (
+	ErrNotBolt = errors.New("not a bbolt file")
+	ErrVersion = fmt.Errorf("%w of a version known here", ErrNotBolt)
+	ErrMetas   = fmt.Errorf("%w: both meta pages are damaged", ErrNotBolt)
+)
 
 const (
 	magic   = 0xED0CDAED
@@ -92,7 +97,7 @@ type Yield func(bucket string, key, value []byte) error
 
 // Walk reads a file of the given size.
 //
-// The error is ErrNotBolt, an error of reading, or that of yield. Damage is no error; see Report.
+// The error is an ErrNotBolt, an error of reading, or that of yield. Damage is no error; see Report.
 func Walk(file io.ReaderAt, size int64, yield Yield) (*Report, error) {
 	w := &walker{file: file, size: size, yield: yield, report: new(Report)}
 	m, err := w.meta()
@@ -150,44 +155,47 @@ type meta struct {
 // since the first may be torn.
 func (w *walker) meta() (meta, error) {
 	var b [pageHeader + metaLen]byte
-	read := func(at int64) (m meta, isBolt, ok bool) {
+	wrong := ErrNotBolt // with the file, if it has no meta page
+	read := func(at int64) (m meta, ok bool) {
 		if n, _ := w.file.ReadAt(b[:], at); n < len(b) {
-			return m, false, false
+			return m, false
 		}
-		return parseMeta(b[:])
+		m, err := parseMeta(b[:])
+		if err != nil && wrong == ErrNotBolt {
+			wrong = err
+		}
+		return m, err == nil
 	}
-	first, isBolt, ok := read(0)
-	if !ok {
-		first = meta{}
-	}
+	first, ok := read(0)
 	var second meta
 	for size := int64(512); size <= 64<<10; size *= 2 {
 		if ok && size != int64(first.pageSize) {
 			continue
 		}
-		m, is, valid := read(size)
-		isBolt = isBolt || is
-		if valid && int64(m.pageSize) == size {
+		if m, valid := read(size); valid && int64(m.pageSize) == size {
 			second = m
 			break
 		}
 	}
 	switch {
-	case !isBolt:
-		return meta{}, ErrNotBolt
 	case first.pageSize == 0 && second.pageSize == 0:
-		return meta{}, fmt.Errorf("%w: both meta pages are damaged", ErrNotBolt)
+		return meta{}, wrong
 	case second.txid > first.txid || first.pageSize == 0:
 		return second, nil
 	}
 	return first, nil
 }
 
-// parseMeta reads a meta page. isBolt says that the magic number is there, ok that all else holds too.
-func parseMeta(page []byte) (m meta, isBolt, ok bool) {
+// parseMeta reads a meta page. Its error is ErrNotBolt, ErrVersion or ErrMetas.
+func parseMeta(page []byte) (meta, error) {
 	b := page[pageHeader:]
-	isBolt = binary.LittleEndian.Uint32(b) == magic
-	m = meta{
+	if binary.LittleEndian.Uint32(b) != magic {
+		return meta{}, ErrNotBolt
+	}
+	if binary.LittleEndian.Uint32(b[4:]) != version {
+		return meta{}, ErrVersion
+	}
+	m := meta{
 		pageSize: binary.LittleEndian.Uint32(b[8:]),
 		root:     binary.LittleEndian.Uint64(b[16:]),
 		freelist: binary.LittleEndian.Uint64(b[32:]),
@@ -196,11 +204,11 @@ func parseMeta(page []byte) (m meta, isBolt, ok bool) {
 	}
 	sum := fnv.New64a()
 	sum.Write(b[:56])
-	ok = isBolt && binary.LittleEndian.Uint32(b[4:]) == version &&
-		binary.LittleEndian.Uint16(page[8:])&flagMeta != 0 &&
-		binary.LittleEndian.Uint64(b[56:]) == sum.Sum64() &&
-		m.pageSize >= 512 && m.pageSize <= 64<<10 && m.pageSize&(m.pageSize-1) == 0
-	return m, isBolt, ok
+	if binary.LittleEndian.Uint16(page[8:])&flagMeta == 0 || binary.LittleEndian.Uint64(b[56:]) != sum.Sum64() ||
+		m.pageSize < 512 || m.pageSize > 64<<10 || m.pageSize&(m.pageSize-1) != 0 {
+		return meta{}, ErrMetas
+	}
+	return m, nil
 }
 
 // mark notes that a page is reached. It reports false if it was before, or does not exist.
@@ -392,6 +400,8 @@ func (w *walker) leaf(bucket string, id uint64, b []byte, low, high []byte, dept
 		}
 		before = key
 		switch {
+		case flags&bucketLeaf != 0 && uint64(len(b)) < w.pageSize:
+			w.report.fault(id, "bucket %q is in an inline bucket, where bbolt keeps none but would follow it", key)
 		case flags&bucketLeaf != 0:
 			if err := w.bucket(bucket, id, key, value, depth, nesting); err != nil {
 				return err

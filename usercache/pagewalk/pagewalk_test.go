@@ -2,11 +2,13 @@ package pagewalk
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	bolt "go.etcd.io/bbolt"
@@ -124,6 +126,44 @@ func TestOneMetaSuffices(t *testing.T) {
 	}
 	if _, _, err := walk(nil); !errors.Is(err, ErrNotBolt) {
 		t.Errorf("an empty file: %v", err)
+	}
+}
+
+// What the file is if it has no meta page is told.
+func TestWhatIsWrongWithMetas(t *testing.T) {
+	file, _ := build(t)
+	for _, c := range []struct {
+		at   int // of a byte, in both metas
+		want error
+	}{{16, ErrNotBolt}, {20, ErrVersion}, {40, ErrMetas}} {
+		b := bytes.Clone(file)
+		b[c.at]++
+		b[1024+c.at]++
+		if _, _, err := walk(b); err != c.want || !errors.Is(err, ErrNotBolt) {
+			t.Errorf("byte %d: %v, want %v", c.at, err, c.want)
+		}
+	}
+}
+
+// A bucket that stands in an inline bucket is refused wherever it points to.
+func TestBucketInInlineBucket(t *testing.T) {
+	le := binary.LittleEndian
+	for _, root := range []uint64{0, 2, 1 << 60} {
+		b := make([]byte, pageHeader+leafElement, 128)
+		le.PutUint16(b[8:], flagLeaf)
+		le.PutUint16(b[10:], 1)
+		le.PutUint32(b[pageHeader:], bucketLeaf)
+		le.PutUint32(b[pageHeader+4:], leafElement)
+		le.PutUint32(b[pageHeader+8:], 1)
+		le.PutUint32(b[pageHeader+12:], bucketHeader+pageHeader)
+		value := make([]byte, bucketHeader+pageHeader)
+		le.PutUint64(value, root)
+		le.PutUint16(value[bucketHeader+8:], flagLeaf)
+		b = append(append(b, 'k'), value...)
+		w := &walker{pageSize: 1024, report: new(Report)}
+		if err := w.leaf("inline", 7, b, nil, nil, 0, 0); err != nil || len(w.report.Faults) != 1 || !strings.Contains(w.report.Faults[0].What, "inline") {
+			t.Errorf("root %d: %v, %v", root, err, w.report.Faults)
+		}
 	}
 }
 
