@@ -975,7 +975,7 @@ func (j *judgement) try(x *rules, id uint32, text string) {
 	if (rk < j.r.rank || rk == j.r.rank && j.best > 0) && !rewrite && r.flags&isHost == 0 {
 		return // it would change nothing
 	}
-	if rewrite && j.q.NoRewrite {
+	if rewrite && j.q.NoRewrite && r.flags&isZone == 0 {
 		return
 	}
 	if j.addr && (r.flags&isHost != 0 || r.flags&isAddr != 0 && x.text(r) != text) {

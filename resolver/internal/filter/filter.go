@@ -66,7 +66,8 @@ type Query struct {
 	Name   string     // what its owner calls it, for $client too; "" if the rules need not know
 	Addr   netip.Addr // the client's address, for $client
 	Tags   []string   // the device's tags, for $ctag
-	// NoRewrite leaves rewrites out, for a caller that must know what the other rules say.
+	// NoRewrite leaves out the rewrites of all but policy zones, for names that were not asked for: such a zone is
+	// about all names of a chain of aliases.
 	NoRewrite bool
 }
 

@@ -13,7 +13,7 @@
 //	 8  record types that are switched off, ways around the resolver
 //	 9  schedules and services                           blocked
 //	10  private lists and catalogue lists, as one        allowed, blocked, rewritten
-//	11  threat lists                                     blocked; an exception of a catalogue list does not lift it
+//	11  threat lists                                     blocked, rewritten; an exception of a catalogue list does not lift it
 //
 // A rule's $client knows a device by its id and its addresses and, in rules of device, user and shared policy, by the
 // name its owner gave it; lists know no such names.
@@ -548,7 +548,7 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); r.Verdict == filter.Blocked {
+		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
@@ -588,7 +588,7 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 	if excepted && sofar.Why != WhyList || sofar.Why == WhyOff || !j.filtering() {
 		return query.Verdict{}
 	}
-	// Rewriting is for what was asked, not for where others point.
+	// Rewriting is for what was asked, not for where others point; but policy zones mean both.
 	j.fq.NoRewrite = true
 	served := servedNames{excepted: excepted}
 	for off := 0; ; {
@@ -645,12 +645,15 @@ func (j *judge) target(to []byte, excepted bool) query.Verdict {
 // threat is row 11 alone.
 func (j *judge) threat(n *name) query.Verdict {
 	if _, threats, _ := j.now(); *threats != (filter.Set{}) {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); r.Verdict == filter.Blocked {
+		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
 	return query.Verdict{}
 }
+
+// isThreat says whether a threat list is against what it was asked about, whatever it wants done.
+func isThreat(r *filter.Result) bool { return r.Verdict == filter.Blocked || r.Verdict == filter.Rewritten }
 
 // address judges an address of the answer, by the rules that know addresses.
 func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
@@ -711,7 +714,7 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 		b := j.block(why, j.reason(from, r, why), j.s.ede(why, r.List))
 		v.Kind, v.Block = b.Kind, b.Block
 	case filter.Rewritten:
-		v = rewritten(m, r, v, j.fq.Type, j.p.BlockTTL)
+		v = rewritten(m, r, v, j.q.Turn.Current.Type, j.p.BlockTTL) // what is asked for, whatever was judged
 	case filter.None:
 	}
 	if j.trace != nil {

@@ -157,7 +157,7 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := b.match(j.s.lists, threats, &j.fq); r.Verdict == filter.Blocked {
+		if r := b.match(j.s.lists, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
