@@ -1,15 +1,12 @@
 package node
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -17,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/sluice-dns/sluice/cmd/internal/config"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 )
 
@@ -54,17 +50,8 @@ func TestListsAreFoundByTheResolverItself(t *testing.T) {
 	}()
 
 	dir := t.TempDir()
-	file := filepath.Join(dir, "c.yaml")
-	for path, text := range map[string]string{
-		filepath.Join(dir, "rpz.zone"): "lists.example CNAME .\n*.example CNAME .\n",
-		file: fmt.Sprintf(`
-data_dir: %q
-listen: { udp: ["127.0.0.1:0"], tcp: [], workers: 1 }
-stranger: serve
-users: { service_listen: "" }
-limits: { class: 512m }
-admin: { listen: "" }
-http: { listen: "" }
+	write(t, dir, "rpz.zone", "lists.example CNAME .\n*.example CNAME .\n")
+	c := configured(t, dir, fmt.Sprintf(`
 dnssec: { validate: false }
 forward_zones: [{ name: ".", upstreams: [{ url: "udp://%s" }] }]
 policy_zones: [{ name: rpz, file: rpz.zone }]
@@ -72,30 +59,13 @@ local_data:
   - { name: lists.home.arpa, records: ["A 127.0.0.1"] }
   - { name: alias.home.arpa, records: ["CNAME lists.example."] }
 fetch: { private_addresses: true }
-`, filepath.Join(dir, "data"), pc.LocalAddr()),
-	} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c, faults := config.Load(file)
-	if len(faults) > 0 {
-		t.Fatal(faults)
-	}
+`, pc.LocalAddr()))
 	n, err := Start(c, Options{Version: "test", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.Close()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- n.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}()
+	run(t, n)
+	ctx := t.Context()
 	conn, err := grpc.NewClient("passthrough:///standalone", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(n.service.dial))
 	if err != nil {
 		t.Fatal(err)

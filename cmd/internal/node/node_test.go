@@ -1,47 +1,23 @@
 package node
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
-
-	"github.com/sluice-dns/sluice/cmd/internal/config"
 )
 
 // Queries that arrive before the service of this process has handed over its first user data are answered,
 // not refused.
 func TestFirstStartRefusesNobody(t *testing.T) {
-	dir := t.TempDir()
-	text := fmt.Sprintf(`
-data_dir: %q
-listen: { udp: ["127.0.0.1:0"], tcp: [], workers: 1 }
-stranger: serve
-users: { service_listen: "" }
-limits: { class: 512m }
-admin: { listen: "" }
-http: { listen: "" }
-`, filepath.Join(dir, "data"))
-	file := filepath.Join(dir, "c.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, faults := config.Load(file)
-	if len(faults) > 0 {
-		t.Fatal(faults)
-	}
-	n, err := Start(c, Options{Version: "test", Logger: slog.New(slog.DiscardHandler)})
+	n, err := Start(configured(t, t.TempDir(), ""), Options{Version: "test", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer n.Close()
 	conn, err := net.Dial("udp", n.Addrs()["udp"][0].String())
 	if err != nil {
 		t.Fatal(err)
@@ -54,9 +30,7 @@ http: { listen: "" }
 	if _, err := conn.Write(q); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- n.Run(ctx) }()
+	run(t, n)
 	buf := make([]byte, 512)
 	var k int
 	// On a busy machine the question may have waited for longer than it is worth answering: its client repeats it.
@@ -75,9 +49,5 @@ http: { listen: "" }
 	var m dns.Msg
 	if err := m.Unpack(buf[:k]); err != nil || m.Rcode != dns.RcodeSuccess || len(m.Answer) != 1 {
 		t.Errorf("%v, %v", &m, err)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }

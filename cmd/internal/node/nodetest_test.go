@@ -1,0 +1,80 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/sluice-dns/sluice/cmd/internal/config"
+)
+
+// write writes a file of the configuration in dir.
+func write(t *testing.T, dir, name, text string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// configured is the configuration of a small node, whose files are in dir, and whatever more says.
+func configured(t *testing.T, dir, more string) *config.Sluice {
+	t.Helper()
+	write(t, dir, "c.yaml", fmt.Sprintf(`
+data_dir: %q
+listen: { udp: ["127.0.0.1:0"], tcp: [], workers: 1 }
+stranger: serve
+users: { service_listen: "" }
+limits: { class: 512m }
+admin: { listen: "" }
+http: { listen: "" }
+`, filepath.Join(dir, "data"))+more)
+	c, faults := config.Load(filepath.Join(dir, "c.yaml"))
+	if len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	return c
+}
+
+// run runs a node until the end of the test, and closes it.
+func run(t *testing.T, n *Node) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		n.Close()
+	})
+}
+
+// ask sends one question over UDP. On a busy machine it may have waited for longer than it is worth answering: its
+// client repeats it.
+func ask(t *testing.T, n *Node, name string, typ uint16) *dns.Msg {
+	t.Helper()
+	conn, err := net.Dial("udp", n.Addrs()["udp"][0].String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := &dns.Conn{Conn: conn}
+	for range 30 {
+		if err = c.WriteMsg(new(dns.Msg).SetQuestion(name, typ)); err != nil {
+			t.Fatal(err)
+		}
+		conn.SetReadDeadline(time.Now().Add(2 * time.Second))
+		m, e := c.ReadMsg()
+		if err = e; err == nil {
+			return m
+		}
+	}
+	t.Fatal(err)
+	return nil
+}
