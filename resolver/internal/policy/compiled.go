@@ -27,6 +27,7 @@ type compiled struct {
 	ring    *list.List // of *item; the hand is at the front, which moves to the back if it is given another chance
 	texts   map[[32]byte]*text
 	tenants map[string]*tenant
+	before  map[usercache.DeviceID]map[string][32]byte // see remember
 }
 
 // An item is what the budget is spent on.
@@ -67,11 +68,14 @@ const (
 	// What a text and an own take beside what they hold.
 	textBytes = 1152
 	ownBytes  = 1024
+	// There is room for one device in before for so many bytes of the budget, of which it takes a few hundred.
+	beforeBytes = 16 << 10
 )
 
 func (c *compiled) init(budget int64) {
 	c.budget, c.slots = budget, make(chan struct{}, together)
 	c.ring, c.texts, c.tenants = list.New(), make(map[[32]byte]*text), make(map[string]*tenant)
+	c.before = make(map[usercache.DeviceID]map[string][32]byte)
 }
 
 // enter waits for a turn to compile for a tenant; false if ctx ended first.
@@ -163,6 +167,31 @@ func (c *compiled) keep(d *usercache.Details, o *own, texts []*text) {
 	c.put(o.item)
 	d.SetCompiled(o)
 	c.shrink()
+}
+
+// remember notes which of a device's texts that come as blobs are in force, so that they stay so when others are to
+// take their place and have not arrived. Of more devices than there is room for, any are forgotten.
+func (c *compiled) remember(id usercache.DeviceID, texts map[string][32]byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.before, id)
+	if len(texts) == 0 || id == (usercache.DeviceID{}) { // who is no device is many
+		return
+	}
+	if int64(len(c.before)) >= max(c.budget/beforeBytes, 1) {
+		for other := range c.before {
+			delete(c.before, other)
+			break
+		}
+	}
+	c.before[id] = texts
+}
+
+// remembered is what remember was told of a device. Nobody changes it.
+func (c *compiled) remembered(id usercache.DeviceID) map[string][32]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.before[id]
 }
 
 // abandon lets go of texts that no own is going to use.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -115,6 +117,65 @@ func TestMissingText(t *testing.T) {
 	}
 	if v := p.Question(w.ask(p, "d", "late.example.", "A")); v.Kind != query.Blocked {
 		t.Errorf("with the text: %s", say(v))
+	}
+}
+
+// A text that has changed and whose bytes are still on their way leaves what was there before in force, for whom it was
+// there, until it comes.
+func TestTextsThatChange(t *testing.T) {
+	w := newWorld(t)
+	put := func(user string, texts ...string) {
+		sums := make([][]byte, len(texts))
+		for i, text := range texts {
+			sums[i] = w.blob(text)
+		}
+		w.put(usercache.Users, user, &userv1.User{Rules: &userv1.Rules{Body: &userv1.Rules_Sha256{Sha256: sums[0]}, Size: uint64(len(texts[0]))},
+			Settings: &userv1.Settings{OwnLists: &userv1.OwnListSet{Values: []*userv1.OwnList{{Id: "mine", Sha256: sums[1], Size: uint64(len(texts[1]))}}}},
+			Devices:  []*userv1.Device{{Id: user}}})
+	}
+	p := w.policy()
+	check := func(what, device string, missing bool, blocked ...string) {
+		t.Helper()
+		for _, name := range []string{"rule-1.example.", "list-1.example.", "rule-2.example.", "list-2.example."} {
+			q := w.ask(p, device, name, "A")
+			want := query.Pass
+			if slices.Contains(blocked, name) {
+				want = query.Blocked
+			}
+			if v := p.Question(q); v.Kind != want {
+				t.Errorf("%s: %s asks for %s: %s, want %v", what, device, name, say(v), want)
+			}
+			if _, m := p.LeftOut(q); m != missing {
+				t.Errorf("%s: missing %v", what, m)
+			}
+		}
+	}
+	put("u", "||rule-1.example^", "||list-1.example^")
+	check("at first", "u", false, "rule-1.example.", "list-1.example.")
+	on := w.blobs
+	w.blobs = maps.Clone(on)
+	put("u", "||rule-2.example^", "||list-2.example^")
+	put("other", "||rule-2.example^", "||list-2.example^")
+	come := w.blobs
+	w.blobs = on
+	for range 2 {
+		check("on their way", "u", true, "rule-1.example.", "list-1.example.")
+		check("on their way", "other", true)
+		p.Update() // something else has come
+	}
+	w.blobs = come
+	p.Update()
+	check("arrived", "u", false, "rule-2.example.", "list-2.example.")
+	check("arrived", "other", false, "rule-2.example.", "list-2.example.")
+	// Of devices without number not all are remembered.
+	var c compiled
+	c.init(1 << 20)
+	for i := range 1000 {
+		id, _ := usercache.ParseID(fmt.Sprintf("d%d", i))
+		c.remember(id, map[string][32]byte{"x": {1}})
+	}
+	if n := len(c.before); n == 0 || n > 1<<20/beforeBytes {
+		t.Errorf("%d devices are remembered", n)
 	}
 }
 

@@ -22,7 +22,8 @@ type own struct {
 	types    []uint16
 	tooMuch  []string // texts that are left out because the user may not have so much
 
-	// missing: a text was not there when changes were so many; compile again when there are more.
+	// missing: a text was not there when changes were so many, and there is the one before instead, or nothing;
+	// compile again when there are more.
 	missing bool
 	changes uint64
 	item    *item
@@ -59,7 +60,8 @@ func (p *Policy) Ready(q *query.Query) bool {
 }
 
 // Prepare compiles the client's own rules. It may take milliseconds, and waits while others of its tenant
-// compile. Blobs that are not there are left out until they are. It is false if the query cannot be judged as it
+// compile. Instead of a blob that is not there the one before it counts until it is, if there was one; otherwise
+// nothing does. It is false if the query cannot be judged as it
 // is: the client's settings have changed since it was identified, and the text of its rules went with them, or ctx
 // ended first.
 func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
@@ -82,6 +84,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 	o := &own{changes: p.changes.Load(), rewrites: newRewriteSet(d.Rewrites, true, prof.BlockTTL)}
 	var texts []*text
 	room, changed := p.o.OwnBytes/8, false
+	before, present := p.own.remembered(prof.DeviceID), make(map[string][32]byte)
 	add := func(what string, sum [32]byte, size uint64, blob bool, read func() ([]byte, bool)) *filter.Matcher {
 		// A rule takes about as much memory as text; of what is too long not even the text is read.
 		if size > uint64(max(room, 0)) {
@@ -91,7 +94,15 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		t, ok := p.text(sum, read)
 		if !ok {
 			o.missing, changed = true, changed || !blob
-			return nil
+			if old, had := before[what]; blob && had {
+				t, ok = p.text(old, func() ([]byte, bool) { return p.o.Blob(old) })
+			}
+			if !ok {
+				return nil
+			}
+		}
+		if blob {
+			present[what] = t.sum
 		}
 		room -= t.item.bytes
 		texts = append(texts, t)
@@ -135,6 +146,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		}
 	}
 	p.own.keep(d, o, texts)
+	p.own.remember(prof.DeviceID, present)
 	q.Client.Rules = o
 	return true
 }
