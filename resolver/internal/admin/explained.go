@@ -268,7 +268,7 @@ func (x explainedPolicy) leftOut(q *query.Query) {
 		x.e.note("own rules", "none", what+" is left out: one user may not have so much", "")
 	}
 	if missing {
-		x.e.note("own rules", "none", "some text of the user's has not reached this resolver yet and is left out", "")
+		x.e.note("own rules", "none", "some text of the user's has not reached this resolver yet; the one before counts, if it is known, or nothing", "")
 	}
 	cat, p := x.e.p.Users.Catalogue(), &q.Client.Profile
 	for _, id := range x.Missing() {
