@@ -71,8 +71,9 @@ type Query struct {
 	NoRewrite bool
 }
 
-// maxRefs is how many rewrites, or addresses of hosts lines, one answer can be made of. More are left out.
-const maxRefs = 16
+// maxRefs is how many rewrites, or addresses of hosts lines, one answer can be made of. More are left
+// out, of which the compiler names those that are of one list and one name.
+const maxRefs = rulelist.MaxRecords
 
 // A Result is the verdict on one name. It belongs to the Matcher that gave it.
 type Result struct {

@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 4
+	Version = 6
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
@@ -220,16 +220,17 @@ func ParseString(text string, emit func(*Rule)) Report {
 }
 
 type parser struct {
-	emit   func(*Rule)
-	max    int
-	report Report
-	line   uint32
-	rule   Rule
-	name   [256]byte // what rule.Name points to
-	seen   bool      // a line that is neither blank nor comment has been met
-	costly int       // rules that need more than a few bytes
-	insts  int       // instructions of all expressions so far
-	zone   zone
+	emit    func(*Rule)
+	max     int
+	report  Report
+	line    uint32
+	rule    Rule
+	name    [256]byte // what rule.Name points to
+	seen    bool      // a line that is neither blank nor comment has been met
+	costly  int       // rules that need more than a few bytes
+	insts   int       // instructions of all expressions so far
+	zone    zone
+	records records
 }
 
 // read splits the input into lines at LF, CRLF or CR.
@@ -392,6 +393,10 @@ func (p *parser) hand() {
 		return
 	}
 	if p.rule.Mods != nil || p.rule.Form == HostAddr {
+		if !p.records.take(&p.rule) {
+			p.report.complain(p.line, nil, fmt.Sprintf("an answer is made of %d records at most, and as many of the same name come before", MaxRecords))
+			return
+		}
 		if p.costly++; p.costly > maxCostly {
 			p.report.complain(p.line, nil, fmt.Sprintf("the list has more than %d rules with conditions, rewrites or addresses", maxCostly))
 			return

@@ -273,6 +273,32 @@ func TestZoneWorld(t *testing.T) {
 	}
 }
 
+// TestRecords: of more records than an answer can be made of, the list's author is told.
+func TestRecords(t *testing.T) {
+	many := func(line string) string {
+		var b strings.Builder
+		b.WriteString("$TTL 1\n")
+		for i := range 20 {
+			fmt.Fprintf(&b, line+"\n", i)
+		}
+		return b.String()
+	}
+	rewrites := strings.TrimPrefix(many("||x.example^$dnsrewrite=192.0.2.%d"), "$TTL 1\n")
+	for text, used := range map[string]int{
+		many("x.example A 192.0.2.%d"): 16, many("x.example TXT %d"): 16, many("x.rpz-nsdname A 192.0.2.%d"): 16, many("x%d.example A 192.0.2.1"): 20,
+		many("x.example CNAME . ; %d"): 20, rewrites: 16, strings.ReplaceAll(rewrites, "||", "@@||"): 20, strings.ReplaceAll(rewrites, "$", "$badfilter,"): 20,
+		strings.TrimPrefix(many("192.0.2.%d x.example"), "$TTL 1\n"):                               16,
+		strings.TrimPrefix(many("||x^$client=c%d,dnsrewrite=192.0.2.1"), "$TTL 1\n"):               20,
+		rewrites + strings.TrimPrefix(many("||x.example^$dnstype=~A,dnsrewrite=::%d"), "$TTL 1\n"): 32,
+	} {
+		rep := ParseString(text, func(*Rule) {})
+		lines := strings.Count(strings.TrimPrefix(text, "$TTL 1\n"), "\n")
+		if rep.Rules != used || rep.Skipped != lines-used || rep.Skipped > 0 && !strings.Contains(rep.Complaints[0].Reason, "16 records") {
+			t.Errorf("%.60q: %d rules of %d lines, %+v", text, rep.Rules, lines, rep.Complaints)
+		}
+	}
+}
+
 // TestLineEnds reads the same lines with each line end, a byte-order mark, and in pieces of every size.
 func TestLineEnds(t *testing.T) {
 	lines := []string{"||a.example^", "", "! x", "b.example", "||c.example^$nonsense", "0.0.0.0 d.example"}
