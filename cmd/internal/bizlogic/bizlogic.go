@@ -153,6 +153,9 @@ func Open(o Options) (*Service, error) {
 	if db.note != "" {
 		o.Log.Warn(db.note, "lineage", fmt.Sprintf("%x", db.lineage))
 	}
+	if db.unsettled != nil {
+		o.Log.Error("the store cannot be written; what is in it is served, and changes are refused until it can", "error", db.unsettled)
+	}
 	s := &Service{
 		opts:      o,
 		log:       o.Log,
@@ -177,7 +180,7 @@ func Open(o Options) (*Service, error) {
 	for _, run := range []func(){s.writeLoop, s.flushLoop, s.housekeepingLoop} {
 		s.wg.Go(run)
 	}
-	for _, refresh := range []func(time.Time){s.refreshDue, s.refreshOwnDue} {
+	for _, refresh := range []func(time.Time) error{s.refreshDue, s.refreshOwnDue} {
 		s.wg.Go(func() { s.refreshLoop(refresh) })
 	}
 	return s, nil

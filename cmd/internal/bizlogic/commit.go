@@ -95,6 +95,18 @@ func (s *Service) writeLoop() {
 
 // commit runs a group of operations in one transaction, and tells the feed when it is on disk.
 func (s *Service) commit(group []*op) {
+	was := s.db.unsettled
+	if err := s.db.mayWrite(); err != nil {
+		s.log.Error("the store cannot be written; nothing was changed", "operations", len(group), "error", err)
+		for _, o := range group {
+			o.revision, o.err = 0, storing(err)
+			close(o.done)
+		}
+		return
+	}
+	if was != nil {
+		s.log.Info("the store can be written again")
+	}
 	var b *batch
 	id := proto.CloneOf(s.db.id)
 	err := s.db.Update(func(tx *bolt.Tx) error {

@@ -206,7 +206,8 @@ type download struct {
 	unchanged          bool // the server says the text is the one of the ETag or date given; there is no text
 }
 
-// fetch gets a text. Compressed texts are unpacked; the bound holds for what comes out. Errors hold no password.
+// fetch gets a text. Compressed texts are unpacked; the bound holds for what comes out. Errors hold no password; one
+// that is our disk's, and says nothing about the list, is INTERNAL.
 func (s *Service) fetch(ctx context.Context, w wanted) (download, error) {
 	d := s.downloads
 	u, err := parseURL(w.url)
@@ -228,6 +229,9 @@ func (s *Service) fetch(ctx context.Context, w wanted) (download, error) {
 	}
 	if err == nil {
 		return got, nil
+	}
+	if e := (*keepError)(nil); errors.As(err, &e) {
+		return download{}, storing(e)
 	}
 	if e := (*url.Error)(nil); errors.As(err, &e) {
 		err = e.Err // it names the URL anew, of which a server may have chosen the end

@@ -63,8 +63,14 @@ func storing(err error) error {
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return status.FromContextError(err).Err()
 	}
+	if noRoom(err) {
+		return status.Errorf(codes.Internal, "storing: %v; nothing was changed; make room there and try again", err)
+	}
 	return status.Errorf(codes.Internal, "storing: %v; nothing was changed", err)
 }
+
+// ours reports whether an error is that of our own store or disk.
+func ours(err error) bool { return status.Code(err) == codes.Internal }
 
 // reading wraps an error of the store met while reading.
 func reading(err error) error {

@@ -2,12 +2,14 @@ package bizlogic
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"syscall"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/protobuf/proto"
 
 	storev1 "github.com/sluice-dns/sluice/proto/store/v1"
 )
@@ -33,45 +35,58 @@ type sidecar struct {
 
 func sidecarPath(dir string) string { return filepath.Join(dir, "store.db.generation") }
 
-// settleIdentity decides whether the lineage holds, and enters the next generation.
+// settleIdentity decides whether the lineage holds, and enters the next generation. On a full disk a store that has
+// not forked is left as it is, and can be read: mayWrite tries again before anything is written.
 func (f *storeFile) settleIdentity(path string) error {
 	fi, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	var device, inode uint64
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-		device, inode = uint64(st.Dev), st.Ino
+		f.device, f.inode = uint64(st.Dev), st.Ino
 	}
 	why := ""
 	if f.id.Generation > 0 { // not just made
-		why = forked(f.id, readSidecar(f.dir), device, inode)
+		why = forked(f.id, readSidecar(f.dir), f.device, f.inode)
 	}
-	next := sidecar{Generation: f.id.Generation + 1, Pending: true}
+	err = f.enterGeneration(why)
+	if err != nil && why == "" && f.id.Generation > 0 && noRoom(err) {
+		copy(f.lineage[:], f.id.Lineage)
+		f.unsettled = err
+		return nil
+	}
+	return err
+}
+
+// enterGeneration enters the next generation, and another lineage if the file has forked.
+func (f *storeFile) enterGeneration(why string) error {
+	id := proto.CloneOf(f.id)
+	next := sidecar{Generation: id.Generation + 1, Pending: true}
 	if err := writeSidecar(f.dir, next); err != nil {
 		return err
 	}
-	err = f.Update(func(tx *bolt.Tx) error {
-		f.id.Device, f.id.Inode, f.id.Generation = device, inode, next.Generation
+	err := f.Update(func(tx *bolt.Tx) error {
+		id.Device, id.Inode, id.Generation = f.device, f.inode, next.Generation
 		if why != "" {
-			f.id.Lineage = random16()
-			f.id.Revision += lineageStep
+			id.Lineage = random16()
+			id.Revision += lineageStep
 			for _, kind := range kinds {
 				m, err := metaOf(tx, kind)
 				if err != nil {
 					return err
 				}
-				m.Lineage, m.Revision = f.id.Lineage, f.id.Revision
+				m.Lineage, m.Revision = id.Lineage, id.Revision
 				if err := putProto(tx.Bucket([]byte(kind)).Bucket(bucketMeta), keyMeta, m); err != nil {
 					return err
 				}
 			}
 		}
-		return putProto(tx.Bucket(bucketService).Bucket(bucketIdentity), keyIdentity, f.id)
+		return putProto(tx.Bucket(bucketService).Bucket(bucketIdentity), keyIdentity, id)
 	})
 	if err != nil {
 		return fmt.Errorf("entering generation %d: %w", next.Generation, err)
 	}
+	f.id = id
 	if why != "" {
 		f.note = "the store " + why + "; it continues under a new lineage"
 	}
@@ -79,6 +94,19 @@ func (f *storeFile) settleIdentity(path string) error {
 	next.Pending = false
 	f.side = next
 	return writeSidecar(f.dir, next)
+}
+
+// mayWrite enters the generation that a full disk has kept the store from at its opening. The writer alone calls it.
+func (f *storeFile) mayWrite() error {
+	if f.unsettled != nil {
+		f.unsettled = f.enterGeneration("")
+	}
+	return f.unsettled
+}
+
+// noRoom reports whether an error is that of a full disk.
+func noRoom(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EFBIG)
 }
 
 // forked says why a file may have forked; "" if it has not.

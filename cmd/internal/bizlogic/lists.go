@@ -77,6 +77,9 @@ func (a listServer) AddList(stream grpc.ClientStreamingServer[adminv1.AddListReq
 			return invalid("refresh", "%v is too often; %v at least", refresh, minRefresh)
 		}
 		got, err := a.s.fetch(stream.Context(), a.s.wantedList(from))
+		if ours(err) {
+			return err
+		}
 		if err != nil {
 			return refused("list %s: %s", h.GetId(), statusMessage(err))
 		}
@@ -491,6 +494,9 @@ func (s *Service) refresh(ctx context.Context, id string, l *userv1.List, src *s
 	}
 	got, err := s.fetch(ctx, w)
 	defer got.text.drop()
+	if ours(err) {
+		return listDone{}, err
+	}
 	next := fetched(src, got)
 	if err == nil && !got.unchanged {
 		var done listDone
@@ -521,14 +527,14 @@ func (s *Service) refresh(ctx context.Context, id string, l *userv1.List, src *s
 		next.PeakRules, next.PeakAt = cur.PeakRules, cur.PeakAt
 		return v.auxPut(bucketSources, id, next)
 	})
+	if cerr != nil {
+		return listDone{}, cerr
+	}
 	if err != nil {
 		if _, ok := status.FromError(err); !ok {
 			err = refused("list %s: %v; the list is left as it was", id, err)
 		}
 		return listDone{}, err
-	}
-	if cerr != nil {
-		return listDone{}, cerr
 	}
 	revision, l, src, err := s.loadList(id)
 	if err != nil {
@@ -583,60 +589,77 @@ func (a listServer) AcceptList(ctx context.Context, req *adminv1.AcceptListReque
 }
 
 // refreshLoop fetches what is due, again and again. Lists of the catalogue and users' own each have one, so that
-// neither waits for the other.
-func (s *Service) refreshLoop(refresh func(now time.Time)) {
+// neither waits for the other. While nothing can be stored it is tried ever less often: not even the failure of a list
+// could be remembered, and its server would be asked each minute.
+func (s *Service) refreshLoop(refresh func(now time.Time) error) {
 	t := time.NewTicker(time.Minute)
 	defer t.Stop()
+	failures, skip := 0, 0
 	for {
 		select {
 		case <-s.ctx.Done():
 			return
 		case <-t.C:
 		}
-		refresh(clock.Wall())
+		if skip--; skip > 0 {
+			continue
+		}
+		if err := refresh(clock.Wall()); err != nil && s.ctx.Err() == nil {
+			s.log.Error("lists are not refreshed while nothing can be stored", "error", statusMessage(err))
+			skip = min(2<<failures, 60)
+			failures = min(failures+1, 10)
+		} else {
+			failures = 0
+		}
 	}
 }
 
-// refreshDue fetches lists of the catalogue that are due, a few at a time, and returns when that is done.
-func (s *Service) refreshDue(now time.Time) {
+// refreshDue fetches lists of the catalogue that are due, a few at a time, and returns when that is done. The error is
+// that of the store.
+func (s *Service) refreshDue(now time.Time) error {
 	due, err := s.dueLists(now)
 	if err != nil {
-		s.log.Error("looking for lists to refresh", "error", err)
+		return err
 	}
-	var g errgroup.Group
-	g.SetLimit(parallelFetches)
-	for _, id := range due {
-		g.Go(func() error {
-			_, l, src, err := s.loadList(id)
-			if err == nil {
-				_, err = s.refresh(s.ctx, id, l, src)
-			}
-			if err != nil && s.ctx.Err() == nil {
-				s.logRefresh(err, "list", id)
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // each has said what went wrong
+	return s.refreshEach(due, "list", parallelFetches, func(ctx context.Context, id string) error {
+		_, l, src, err := s.loadList(id)
+		if err == nil {
+			_, err = s.refresh(ctx, id, l, src)
+		}
+		return err
+	})
 }
 
 // refreshOwnDue is refreshDue of users' own lists.
-func (s *Service) refreshOwnDue(now time.Time) {
+func (s *Service) refreshOwnDue(now time.Time) error {
 	due, err := s.dueOwn(now)
 	if err != nil {
-		s.log.Error("looking for users' own lists to refresh", "error", err)
+		return err
 	}
-	var g errgroup.Group
-	g.SetLimit(parallelOwn)
-	for _, from := range due {
+	return s.refreshEach(due, "url", parallelOwn, func(ctx context.Context, from string) error { return s.refreshOwn(ctx, from, false) })
+}
+
+// refreshEach refreshes lists, a few at a time. It gives up when the store fails, and says what else goes wrong itself.
+func (s *Service) refreshEach(due []string, what string, parallel int, refresh func(ctx context.Context, which string) error) error {
+	g, ctx := errgroup.WithContext(s.ctx)
+	g.SetLimit(parallel)
+	for _, which := range due {
 		g.Go(func() error {
-			if err := s.refreshOwn(s.ctx, from, false); err != nil && s.ctx.Err() == nil {
-				s.logRefresh(err, "url", showURL(from))
+			if ctx.Err() != nil {
+				return nil
+			}
+			err := refresh(ctx, which)
+			switch {
+			case err == nil || ctx.Err() != nil:
+			case ours(err):
+				return err
+			default:
+				s.logRefresh(err, what, showURL(which))
 			}
 			return nil
 		})
 	}
-	_ = g.Wait()
+	return g.Wait()
 }
 
 // logRefresh says that a list could not be refreshed. What the shrink guard holds was said when it began.

@@ -92,7 +92,9 @@ func (s *Service) fetchOwn(ctx context.Context, urls []string) error {
 				continue
 			}
 		}
-		if err := s.refreshOwn(ctx, from, true); err != nil {
+		if err := s.refreshOwn(ctx, from, true); ours(err) {
+			return err
+		} else if err != nil {
 			return invalid("own_lists", "%s", statusMessage(err))
 		}
 	}
@@ -165,6 +167,9 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 	}
 	got, err := s.fetch(ctx, w)
 	defer got.text.drop()
+	if ours(err) {
+		return err
+	}
 	var report Report
 	if err == nil && !got.unchanged {
 		if report, err = s.judge(ctx, from, got.text); err == nil && report.Rules > s.opts.Own.Rules {
@@ -202,10 +207,10 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 		return v.auxPut(bucketOwn, from, now)
 	})
 	switch {
-	case err != nil:
-		return refused("%s", statusMessage(err))
 	case cerr != nil:
 		return cerr
+	case err != nil:
+		return refused("%s", statusMessage(err))
 	case held != nil:
 		held.log(s.log)
 		return held

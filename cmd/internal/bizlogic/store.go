@@ -109,6 +109,9 @@ type storeFile struct {
 	id      *storev1.Identity // as committed; owned by the writer after opening
 	note    string            // something to log at start
 	side    sidecar
+
+	device, inode uint64
+	unsettled     error // why the generation could not be entered; nil if it was. Owned by the writer after opening
 }
 
 // openStore opens dir/store.db, or makes it.
@@ -234,8 +237,19 @@ func (f *storeFile) create(now time.Time) error {
 	})
 }
 
-// bringUp adds what an earlier version's file lacks, and the starting catalogue of this one.
+// bringUp adds what an earlier version's file lacks, and the starting catalogue of this one. Without the generation
+// nothing is added, and the file must do as it is.
 func (f *storeFile) bringUp(now time.Time) error {
+	if f.unsettled != nil {
+		return f.View(func(tx *bolt.Tx) error {
+			for _, name := range laterBuckets {
+				if tx.Bucket(bucketService).Bucket(name) == nil {
+					return fmt.Errorf("%s is of an earlier version and cannot be brought up to this one: %w", f.Path(), f.unsettled)
+				}
+			}
+			return nil
+		})
+	}
 	id := proto.CloneOf(f.id)
 	err := f.Update(func(tx *bolt.Tx) error {
 		svc := tx.Bucket(bucketService)

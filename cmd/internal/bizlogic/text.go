@@ -40,11 +40,11 @@ const headSize = 64 << 10
 func (s *Service) newText(most int64, bound string) (*text, error) {
 	dir := filepath.Join(s.opts.Dir, "blobs", incoming)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
+		return nil, &keepError{err}
 	}
 	f, err := os.CreateTemp(dir, ".text-*")
 	if err != nil {
-		return nil, err
+		return nil, &keepError{err}
 	}
 	return &text{dir: s.opts.Dir, file: f, most: most, bound: bound, sum: sha256.New(), content: newContentHash()}, nil
 }
@@ -76,10 +76,15 @@ func (t *text) Write(b []byte) (int, error) {
 		return 0, fmt.Errorf("the text is longer than %d bytes (%s)", t.most, t.bound)
 	}
 	if _, err := t.file.Write(b); err != nil {
-		return 0, fmt.Errorf("keeping the text: %w", err)
+		return 0, &keepError{err}
 	}
 	return gauge{t}.Write(b)
 }
+
+// A keepError is that of our own disk, not of where a text comes from.
+type keepError struct{ error }
+
+func (e *keepError) Unwrap() error { return e.error }
 
 // A gauge takes note of a text's bytes.
 type gauge struct{ t *text }

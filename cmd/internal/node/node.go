@@ -210,7 +210,11 @@ func hashKey(path string) (key [16]byte, err error) {
 		return key, err
 	}
 	rand.Read(key[:])
-	return key, os.WriteFile(path, key[:], 0o600)
+	if err := os.WriteFile(path, key[:], 0o600); err != nil {
+		_ = os.Remove(path) // half a key would be in the way of the next start
+		return key, err
+	}
+	return key, nil
 }
 
 // startSync makes the client of the business-logic service, and without a configured one the service.
