@@ -20,7 +20,7 @@
 // together, so that a changed list costs its own size, and Merge makes them one again.
 //
 // Matching allocates nothing and does no I/O. A list's author can slow only names that meet his rules, and
-// those within limits: rules beyond them are left out and named (Dropped). The root name is never filtered.
+// those within limits: rules beyond them are left out and named (Dropped), and what they cost one query is bounded too (Query.Spent). The root name is never filtered.
 package filter
 
 import (
@@ -69,6 +69,9 @@ type Query struct {
 	// NoRewrite leaves out the rewrites of all but policy zones, for names that were not asked for: such a zone is
 	// about all names of a chain of aliases.
 	NoRewrite bool
+	// Spent counts what matching costs, as far as that depends on what authors of rules write: when it is more than
+	// maxSpent, rules that are not in tables are not tried any more. Nil counts for each name anew.
+	Spent *int
 }
 
 // maxRefs is how many rewrites, or addresses of hosts lines, one answer can be made of. More are left
@@ -118,7 +121,8 @@ func (m *Matcher) match(s *sight, suffixes uint64, others bool, name []byte, has
 	if !q.Addr.IsValid() || !m.prefixes(&j, rulelist.ByClient, q.Addr) {
 		m.suffixes(&j, suffixes, hashes)
 		if others {
-			m.rules.complex(&j, s, hashes)
+			var spent int
+			m.rules.complex(&j, s, hashes, &spent)
 		}
 	}
 	r := j.finish(m, name)
@@ -145,7 +149,8 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	m.suffix(&j, h[n-1], true)
 	var s sight
 	if len(m.rules.all) > 0 && m.rules.look(&s, name, h[n-1:n]) {
-		m.rules.complex(&j, &s, h[n-1:n])
+		var spent int
+		m.rules.complex(&j, &s, h[n-1:n], &spent)
 	}
 	r := j.finish(m, name)
 	runtime.KeepAlive(m)

@@ -262,6 +262,8 @@ func (p *Policy) judge(q *query.Query) judge {
 	id := j.p.DeviceID.Bytes()
 	j.fq.Client = unsafe.String(unsafe.SliceData(id), len(id)) // lives as long as q
 	j.fq.Addr = q.Source.Addr().Unmap()
+	q.Scratch.Spent = 0
+	j.fq.Spent = &q.Scratch.Spent
 	return j
 }
 

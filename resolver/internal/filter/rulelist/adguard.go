@@ -252,6 +252,11 @@ func deadPattern(s string, g Pattern) string {
 	case len(s)-strings.Count(s, "*") > 253:
 		return "longer than any name"
 	}
+	for label := range strings.SplitSeq(s, ".") {
+		if len(label) > 63 && !strings.Contains(label, "*") {
+			return "a label longer than any name has"
+		}
+	}
 	return ""
 }
 

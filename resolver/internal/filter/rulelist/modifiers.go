@@ -18,8 +18,8 @@ type Mods struct {
 	Clients, NotClients Clients
 	// Tags and NotTags are those of $ctag, by the same logic.
 	Tags, NotTags []string
-	// DenyAllow are the names of $denyallow, in lower case: the rule leaves them and all below alone. One
-	// may end in ".*".
+	// DenyAllow are the names of $denyallow, in lower case: the rule leaves them and all below alone. The first of them
+	// may end in ".*"; the others are in order.
 	DenyAllow []string
 	// Rewrite is the value of $dnsrewrite, nil if the rule has none.
 	Rewrite *Rewrite
@@ -27,8 +27,8 @@ type Mods struct {
 
 // Clients are the clients that a rule names: by name, address or prefix.
 type Clients struct {
-	Names    []string
-	Prefixes []netip.Prefix
+	Names    []string       // in order
+	Prefixes []netip.Prefix // in order of address, none in another
 }
 
 // Empty reports whether c names nobody.
@@ -241,8 +241,17 @@ func clients(value string) (yes, no Clients, err error) {
 	})
 	for _, c := range []*Clients{&yes, &no} {
 		c.Names = unique(c.Names)
-		slices.SortFunc(c.Prefixes, netip.Prefix.Compare)
-		c.Prefixes = slices.Compact(c.Prefixes)
+		slices.SortFunc(c.Prefixes, func(a, b netip.Prefix) int {
+			return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+		})
+		// One in another says nothing. What holds it stands before it, and what stands between is in that too.
+		outer := c.Prefixes[:0]
+		for _, p := range c.Prefixes {
+			if n := len(outer); n == 0 || !outer[n-1].Contains(p.Addr()) {
+				outer = append(outer, p)
+			}
+		}
+		c.Prefixes = outer
 	}
 	return yes, no, err
 }
@@ -265,6 +274,7 @@ func tags(value string) (yes, no []string, err error) {
 }
 
 func denyAllow(value string) (names []string, err error) {
+	wild := 0
 	err = items(value, func(item string, not bool) error {
 		if not {
 			return fmt.Errorf("a negated name")
@@ -277,11 +287,25 @@ func denyAllow(value string) (names []string, err error) {
 		if hostName(&buf, []byte(strings.TrimSuffix(item, ".*"))) == 0 {
 			return fmt.Errorf("%q is not a host name", item)
 		}
+		if strings.HasSuffix(item, ".*") {
+			if wild++; wild > maxWild {
+				return fmt.Errorf("more than %d names that end in .*", maxWild)
+			}
+		}
 		names = append(names, strings.TrimSuffix(item, "."))
 		return nil
 	})
-	return unique(names), err
+	slices.SortFunc(names, func(a, b string) int {
+		if a, b := strings.HasSuffix(a, "*"), strings.HasSuffix(b, "*"); a != b {
+			return map[bool]int{true: -1, false: 1}[a]
+		}
+		return cmp.Compare(a, b)
+	})
+	return slices.Compact(names), err
 }
+
+// maxWild is how many names of one $denyallow may end in ".*": each is tried on every name.
+const maxWild = 64
 
 func unique[T cmp.Ordered](s []T) []T {
 	slices.Sort(s)
