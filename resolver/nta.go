@@ -85,11 +85,21 @@ func (n *negativeAnchors) Add(name Name, d time.Duration, why string) (admin.Neg
 func (n *negativeAnchors) Remove(name Name) error {
 	n.mu.Lock()
 	_, had := n.all[name]
+	above := Name("")
+	for p := name.Parent(); p != "" && !had && above == ""; p = p.Parent() {
+		if _, is := n.all[p]; is {
+			above = p
+		}
+	}
 	delete(n.all, name)
 	n.apply()
 	n.mu.Unlock()
-	if !had {
-		return fmt.Errorf("negative trust anchor %v: %w", name, admin.ErrNotFound)
+	switch {
+	case had:
+	case above != "":
+		return fmt.Errorf("negative trust anchor at %v: %w; it is the one at %v that keeps the name from being validated", name, admin.ErrNotFound, above)
+	default:
+		return fmt.Errorf("negative trust anchor at %v: %w; the name is validated as it is (nta list shows all there are)", name, admin.ErrNotFound)
 	}
 	n.engine.rejudge(name)
 	return nil

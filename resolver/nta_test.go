@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -98,8 +99,11 @@ func TestNegativeTrustAnchorsLive(t *testing.T) {
 		}
 		is(broken, dns.RcodeServerFailure, false)
 		is(whole, dns.RcodeSuccess, true)
-		if err := remove("signed.example."); grpcstatus.Code(err) != codes.NotFound {
+		if err := remove("signed.example."); grpcstatus.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "nta list") {
 			t.Errorf("removed twice: %v", err)
+		}
+		if err := remove("www.configured.test."); grpcstatus.Code(err) != codes.NotFound || !strings.Contains(err.Error(), "it is the one at configured.test.") {
+			t.Errorf("one below another: %v", err)
 		}
 
 		if _, err := add("signed.example.", time.Minute, ""); err != nil {

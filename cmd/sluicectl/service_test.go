@@ -105,6 +105,12 @@ func TestService(t *testing.T) {
 	golden(t, "user-list", mask(sh.ok("user", "list")))
 	golden(t, "device-list", mask(sh.ok("device", "list", "ann")))
 	golden(t, "device-get", mask(sh.ok("device", "get", "phone")))
+	if short, long := sh.ok("device", "get", "phone"), sh.ok("device", "get", "ann/phone"); short != long {
+		t.Errorf("by its user too:\n%s", long)
+	}
+	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "get", "nobody/phone")
+	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "set", "nobody/phone", "--name", "x")
+	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "delete", "nobody/phone")
 	golden(t, "policy-get", mask(sh.ok("policy", "get", "family")))
 	golden(t, "policy-list", mask(sh.ok("policy", "list")))
 	golden(t, "list-list", mask(sh.ok("list", "list")))

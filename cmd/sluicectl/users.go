@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
@@ -222,7 +223,7 @@ func (a *app) deviceCreate() *cobra.Command {
 func (a *app) deviceSet() *cobra.Command {
 	var d deviceFlags
 	c := &cobra.Command{
-		Use: "set ID", Short: "Change a device, or move it to another user", Args: cobra.ExactArgs(1),
+		Use: "set " + deviceArg, Short: "Change a device, or move it to another user", Args: cobra.ExactArgs(1),
 		Long: "Change a device, or move it to another user. What is not given stays; --link \"\" and the like remove all.",
 	}
 	d.add(c)
@@ -232,7 +233,7 @@ func (a *app) deviceSet() *cobra.Command {
 	a.complete(c, "user", userIDs)
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		req := &adminv1.UpdateDeviceRequest{Id: args[0], IfRevision: ch.ifRevision}
+		req := &adminv1.UpdateDeviceRequest{IfRevision: ch.ifRevision}
 		set := c.Flags().Changed
 		for flag, to := range map[string]struct {
 			field  **adminv1.AddressList
@@ -262,6 +263,10 @@ func (a *app) deviceSet() *cobra.Command {
 			req.Password = &password
 		}
 		return a.atService(func(conn *grpc.ClientConn) error {
+			var err error
+			if req.Id, err = a.deviceID(c.Context(), conn, args[0]); err != nil {
+				return err
+			}
 			ctx, cancel := a.call(c.Context())
 			defer cancel()
 			resp, err := adminv1.NewUserServiceClient(conn).UpdateDevice(ctx, req)
@@ -274,12 +279,37 @@ func (a *app) deviceSet() *cobra.Command {
 	return c
 }
 
+// deviceArg is how a device is named: by its id, which no other has, or as elsewhere with its user in front.
+const deviceArg = "[USER/]ID"
+
+// deviceID reads a deviceArg. That the device is the user's, if one is named, the service is asked.
+func (a *app) deviceID(ctx context.Context, conn *grpc.ClientConn, arg string) (string, error) {
+	user, id, named := strings.Cut(arg, "/")
+	if !named {
+		return arg, nil
+	}
+	ctx, cancel := a.call(ctx)
+	defer cancel()
+	resp, err := adminv1.NewUserServiceClient(conn).GetDevice(ctx, &adminv1.GetDeviceRequest{Id: id})
+	if err != nil {
+		return "", err
+	}
+	if of := resp.Device.GetUser(); !strings.EqualFold(of, user) {
+		return "", &failure{Code: "NOT_FOUND", Message: fmt.Sprintf("device %q is user %q's and not %q's", id, of, user), Field: "id", exit: exitFailed}
+	}
+	return id, nil
+}
+
 func (a *app) deviceGet() *cobra.Command {
-	return &cobra.Command{Use: "get ID", Short: "Show a device", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "get " + deviceArg, Short: "Show a device", Args: cobra.ExactArgs(1), RunE: func(c *cobra.Command, args []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {
+			id, err := a.deviceID(c.Context(), conn, args[0])
+			if err != nil {
+				return err
+			}
 			ctx, cancel := a.call(c.Context())
 			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).GetDevice(ctx, &adminv1.GetDeviceRequest{Id: args[0]})
+			resp, err := adminv1.NewUserServiceClient(conn).GetDevice(ctx, &adminv1.GetDeviceRequest{Id: id})
 			if err != nil {
 				return err
 			}
@@ -316,13 +346,17 @@ func addDevice(t *table, d *userv1.Device) {
 }
 
 func (a *app) deviceDelete() *cobra.Command {
-	c := &cobra.Command{Use: "delete ID", Short: "Remove a device", Args: cobra.ExactArgs(1)}
+	c := &cobra.Command{Use: "delete " + deviceArg, Short: "Remove a device", Args: cobra.ExactArgs(1)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {
+			id, err := a.deviceID(c.Context(), conn, args[0])
+			if err != nil {
+				return err
+			}
 			ctx, cancel := a.call(c.Context())
 			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).DeleteDevice(ctx, &adminv1.DeleteDeviceRequest{Id: args[0], IfRevision: ch.ifRevision})
+			resp, err := adminv1.NewUserServiceClient(conn).DeleteDevice(ctx, &adminv1.DeleteDeviceRequest{Id: id, IfRevision: ch.ifRevision})
 			if err != nil {
 				return err
 			}

@@ -323,6 +323,24 @@ func picky(_ string, from io.Reader) (Report, error) {
 	return r, nil
 }
 
+// Of many ids those are named that may have been meant; of few all are.
+func TestUnknownIDs(t *testing.T) {
+	r := start(t, Options{})
+	r.user("u", "")
+	for _, c := range []struct{ assign, holds string }{
+		{"services+=tiktoc", "most like it: tiktok"},
+		{"services+=youtub", "youtube"},
+		{"services+=facebok", "facebook"},
+		{"services+=qxqxqx", "nor one like it; `sluicectl service list` shows all"},
+		{"lists+=oisd", "nor any other"},
+	} {
+		_, err := r.set("u", c.assign)
+		if got := status.Convert(err).Message(); !strings.Contains(got, c.holds) || len(got) > 200 {
+			t.Errorf("%s: %q", c.assign, got)
+		}
+	}
+}
+
 func TestRules(t *testing.T) {
 	r := start(t, Options{Compile: picky})
 	ctx := t.Context()

@@ -1,6 +1,7 @@
 package bizlogic
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -376,10 +377,49 @@ func (v *view) refer(field, what, id string) error {
 	if err != nil {
 		return err
 	}
-	if len(known) == 0 {
+	const few = 8
+	all := "sluicectl " + what + " list"
+	switch like := nearest(id, known, 5); {
+	case len(known) == 0:
 		return invalid(field, "there is no %s %q, nor any other", what, id)
+	case len(known) <= few:
+		return invalid(field, "there is no %s %q; there are %s", what, id, strings.Join(known, ", "))
+	case len(like) > 0:
+		return invalid(field, "there is no %s %q; most like it: %s; `%s` shows all %d", what, id, strings.Join(like, ", "), all, len(known))
 	}
-	return invalid(field, "there is no %s %q; there are %s", what, id, cut(strings.Join(known, ", "), 1000))
+	return invalid(field, "there is no %s %q, nor one like it; `%s` shows all %d", what, id, all, len(known))
+}
+
+// nearest returns the ids that share most with one that does not exist, best first: one within the other, or else the
+// same pairs of characters.
+func nearest(id string, ids []string, most int) []string {
+	pairs := func(s string) map[string]bool {
+		m := map[string]bool{}
+		for i := range max(len(s)-1, 0) {
+			m[s[i:i+2]] = true
+		}
+		return m
+	}
+	of, likeness := pairs(id), map[string]float64{}
+	for _, other := range ids {
+		theirs, same := pairs(other), 0
+		for p := range of {
+			if theirs[p] {
+				same++
+			}
+		}
+		l := 2 * float64(same) / float64(max(len(of)+len(theirs), 1))
+		if len(id) > 2 && strings.Contains(other, id) || len(other) > 2 && strings.Contains(id, other) {
+			l++
+		}
+		if l >= 0.5 {
+			likeness[other] = l
+		}
+	}
+	like := slices.SortedFunc(maps.Keys(likeness), func(a, b string) int {
+		return cmp.Or(cmp.Compare(likeness[b], likeness[a]), strings.Compare(a, b))
+	})
+	return like[:min(len(like), most)]
 }
 
 // parseUnblock reads NAME or *.NAME, and @INSTANT if it ends some time.

@@ -176,6 +176,10 @@ func TestFaults(t *testing.T) {
 		{"limits: {pipelinig: 3, cpu: 2}", []string{"1:10: limits.pipelinig: unknown key; try: pipelining|", "1:24: limits.cpu: unknown key|"}},
 		{"users: {min: 3}", []string{"1:9: users.min: unknown key|users.shrink_guard.min"}},
 		{"listen: []", []string{"1:9: listen: must be a mapping|is a list"}},
+		{"forward_zones: [{name: '.', upstreams: [\"udp://192.0.2.1\"]}]", []string{`1:41: forward_zones[0].upstreams[0]: must be a mapping|try: { url: "udp://192.0.2.1" }`}},
+		{"forward_zones: [{name: '.'}]", []string{"1:|forward_zones[0].upstreams: is missing; try: upstreams: [{ url: … }]"}},
+		{"policy_zones: [rpz.example]", []string{`1:16: policy_zones[0]: must be a mapping|try: { name: "rpz.example"`}},
+		{"local_data: [a]", []string{`1:14: local_data[0]: must be a mapping|try: { name: "a", records: […] }`}},
 		{"data_dir: ''", []string{"1:11: data_dir: is empty|"}},
 		{"listen:\n  udp:\n", []string{"2:|listen.udp: must be a list, is nothing"}},
 		// addresses and networks

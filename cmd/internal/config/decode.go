@@ -437,7 +437,8 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, path string) {
 		}
 	}
 	found := map[string]bool{}
-	ok := d.mapping(n, path, func(key string, keyNode, val ast.Node) {
+	text, _ := scalarText(n)
+	ok := d.mapping(n, path, form(fields, text), func(key string, keyNode, val ast.Node) {
 		i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
 		if i < 0 {
 			d.unknown(keyNode, path, key, keysOf(fields))
@@ -454,11 +455,43 @@ func (d *decoder) structure(n ast.Node, v reflect.Value, path string) {
 	}
 	for _, f := range fields {
 		if f.need && !found[f.key] {
-			d.fault(join(path, f.key), "is missing", f.key+": …")
+			d.fault(join(path, f.key), "is missing", f.key+": "+f.form())
 		} else if fv := v.Field(f.index); f.need && fv.Kind() != reflect.Struct && fv.Len() == 0 && !d.faulty(join(path, f.key)) {
 			d.fault(join(path, f.key), "is empty", "at least one value")
 		}
 	}
+}
+
+// form is how to write what has these keys: those that are needed, of which the first has the text that stands in
+// their place. "" if none is needed.
+func form(fields []field, text string) string {
+	var parts []string
+	for _, f := range fields {
+		switch {
+		case !f.need:
+		case len(parts) == 0 && text != "" && f.typ.Kind() != reflect.Slice:
+			parts = append(parts, f.key+": "+strconv.Quote(text))
+		default:
+			parts = append(parts, f.key+": "+f.form())
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "{ " + strings.Join(parts, ", ") + " }"
+}
+
+// form is how to write the value of a key, as far as its type tells.
+func (f field) form() string {
+	if f.typ.Kind() != reflect.Slice {
+		return "…"
+	}
+	if e := f.typ.Elem(); e.Kind() == reflect.Struct && !isLeaf(e) {
+		if inner := form(fieldsOf(e), ""); inner != "" {
+			return "[" + inner + "]"
+		}
+	}
+	return "[…]"
 }
 
 // faulty reports whether key or something in it has a fault already.
@@ -467,11 +500,13 @@ func (d *decoder) faulty(key string) bool {
 }
 
 // mapping calls each for every key of n, and reports keys that stand twice or
-// are not words.
-func (d *decoder) mapping(n ast.Node, path string, each func(key string, keyNode, value ast.Node)) bool {
+// are not words. try is what to write where there is none; "" says nothing of its keys.
+func (d *decoder) mapping(n ast.Node, path, try string, each func(key string, keyNode, value ast.Node)) bool {
 	m, ok := n.(ast.MapNode)
 	if !ok {
-		try := "keys and values, indented below"
+		if try == "" {
+			try = "keys and values, indented below"
+		}
 		if path == "" {
 			try = "{} or keys such as listen: and cache:"
 		}
@@ -556,7 +591,7 @@ func (d *decoder) doNotQuery(n ast.Node, p *DoNotQuery, path string) {
 
 func (d *decoder) devices(n ast.Node, p *map[netip.AddrPort]string, path string) {
 	out := map[netip.AddrPort]string{}
-	d.mapping(n, path, func(key string, keyNode, val ast.Node) {
+	d.mapping(n, path, "", func(key string, keyNode, val ast.Node) {
 		here := path + "[" + clip(key) + "]"
 		var device string
 		d.value(val, reflect.ValueOf(&device).Elem(), here, tags{as: "device"})
@@ -602,7 +637,7 @@ func (d *decoder) limits(n ast.Node, p *Limits, path string) {
 		names = append(names, l.Name)
 	}
 	out := Limits{Class: p.Class, Set: map[string]int64{}}
-	d.mapping(n, path, func(key string, keyNode, val ast.Node) {
+	d.mapping(n, path, "", func(key string, keyNode, val ast.Node) {
 		here := join(path, key)
 		i := slices.Index(names, key)
 		switch {
