@@ -2,6 +2,7 @@ package resolver_test
 
 import (
 	"bufio"
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -66,8 +67,13 @@ func withHousehold(t *testing.T, sim *siminternet.Internet, catalogue, users map
 
 func (h *household) put(t *testing.T, k usercache.Kind, records map[string]proto.Message) {
 	t.Helper()
-	from := h.rev[k]
+	putRecords(t, h.users, k, h.rev[k], records)
 	h.rev[k]++
+}
+
+// putRecords puts records, and takes those away that are nil, as the revision after that one.
+func putRecords(t testing.TB, c *usercache.Cache, k usercache.Kind, from uint64, records map[string]proto.Message) {
+	t.Helper()
 	d := usercache.Delta{From: from, To: from + 1}
 	for key, m := range records {
 		b, err := proto.Marshal(m)
@@ -77,7 +83,7 @@ func (h *household) put(t *testing.T, k usercache.Kind, records map[string]proto
 		d.Changes = append(d.Changes, usercache.Change{Key: []byte(key), Revision: from + 1, Bytes: b, Removed: m == nil})
 	}
 	id := usercache.Identity{Dataset: [16]byte{1}, Lineage: [16]byte{1}}
-	if _, err := h.users.Dataset(k).ApplyDelta(t.Context(), id, d, clock.Wall()); err != nil {
+	if _, err := c.Dataset(k).ApplyDelta(context.Background(), id, d, clock.Wall()); err != nil {
 		t.Fatal(err)
 	}
 }
