@@ -22,7 +22,7 @@ type flightShard struct {
 // A flight is one question being resolved and the queries that wait for it. The shard's lock guards it.
 type flight struct {
 	waiters []*waiter
-	ids     map[clientID]struct{} // made when there are enough waiters to make looking through them slow
+	ids     map[clientID]*waiter // made when there are enough waiters to make looking through them slow
 	// stale, if not zero, is what those who waited have been given and who comes is given at once: nobody
 	// waits any more, the flight is for the caches.
 	stale settled.Entry
@@ -45,13 +45,19 @@ type clientID struct {
 
 func (w *waiter) client() clientID { return clientID{w.q.Source, w.q.ID} }
 
-func (f *flight) has(id clientID) bool {
+// joined reports whether a query is a retransmission of one that waits, whose client then waits from now on.
+func (f *flight) joined(q *query.Query) bool {
+	id := clientID{q.Source, q.ID}
 	if f.ids != nil {
-		_, ok := f.ids[id]
-		return ok
+		w := f.ids[id]
+		if w != nil {
+			w.q.Arrived = q.Arrived
+		}
+		return w != nil
 	}
 	for _, w := range f.waiters {
 		if w.client() == id {
+			w.q.Arrived = q.Arrived
 			return true
 		}
 	}
@@ -62,11 +68,11 @@ func (f *flight) add(w *waiter) {
 	f.waiters = append(f.waiters, w)
 	switch {
 	case f.ids != nil:
-		f.ids[w.client()] = struct{}{}
+		f.ids[w.client()] = w
 	case len(f.waiters) > 32:
-		f.ids = make(map[clientID]struct{}, 128)
+		f.ids = make(map[clientID]*waiter, 128)
 		for _, w := range f.waiters {
-			f.ids[w.client()] = struct{}{}
+			f.ids[w.client()] = w
 		}
 	}
 }
@@ -212,7 +218,7 @@ func (p *Pipeline) wait(w *waiter) {
 			p.end(w, &fetched{entry: stale})
 			return
 		}
-		again := w.q.Transport == query.UDP && f.has(w.client())
+		again := w.q.Transport == query.UDP && f.joined(w.q)
 		join := !again && int(p.waiting.Load()) < p.o.Waiters()
 		if join {
 			if w.tree != nil {

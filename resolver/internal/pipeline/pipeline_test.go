@@ -435,6 +435,47 @@ func TestOneFlightForACrowd(t *testing.T) {
 	})
 }
 
+// A client over UDP that asks again while its query waits is answered so long after that, as if it had asked then alone;
+// one that does not is not answered when it has given up. Whoever waits beside it changes nothing.
+func TestRetransmissionWaitsAnew(t *testing.T) {
+	for _, beside := range []int{0, 40} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &stages{fetch: func(context.Context, *query.Tree, query.Question) (settled.Entry, error) {
+				time.Sleep(7 * time.Second)
+				return settled.Entry{}, errors.New("no server answers")
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			p := start(t, ctx, s, Options{})
+			var mu sync.Mutex
+			got := map[uint16]string{}
+			send := func(id uint16) {
+				q := read(t, "www.example.", func(m *dns.Msg, q *query.Query) {
+					m.Id, q.Source = id, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.50"), 1000+id)
+				})
+				p.Resolve(advance(p, q), func(r []byte) {
+					mu.Lock()
+					defer mu.Unlock()
+					got[id] += brief(message(t, r)) + "; "
+				})
+			}
+			for i := range beside {
+				send(uint16(100 + i))
+			}
+			send(1)
+			send(2)
+			time.Sleep(4 * time.Second)
+			send(2)
+			time.Sleep(4 * time.Second)
+			synctest.Wait()
+			if got[1] != "silence; " || got[2] != "silence; SERVFAIL EDE0; " {
+				t.Errorf("one that waited: %q; one that asked again: %q", got[1], got[2])
+			}
+			cancel()
+			p.Close()
+		})
+	}
+}
+
 // advance does what a listener does before Resolve.
 func advance(p *Pipeline, q *query.Query) *query.Query {
 	var out [1500]byte
