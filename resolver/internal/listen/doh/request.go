@@ -45,7 +45,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	user, secret, ok := credentials(r)
 	if !ok {
-		http.Error(w, "the header Authorization is neither Basic nor Bearer with something in it", http.StatusBadRequest)
+		http.Error(w, "the header Authorization is neither Basic nor Bearer with something in it, or there twice", http.StatusBadRequest)
 		return
 	}
 	wire, status, why := readQuery(w, r)
@@ -140,6 +140,9 @@ func (s *Server) describe(q *query.Query, r *http.Request, device, user, secret 
 // credentials returns the user and password of HTTP authentication, or a bearer token. It is false if the client
 // has shown something else: to take it for one that shows nothing would be to serve it as somebody else.
 func credentials(r *http.Request) (name, secret string, ok bool) {
+	if len(r.Header["Authorization"]) > 1 { // which of them counts is nothing to guess
+		return "", "", false
+	}
 	a := strings.TrimSpace(r.Header.Get("Authorization"))
 	if a == "" {
 		return "", "", true
