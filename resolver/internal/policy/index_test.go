@@ -99,12 +99,16 @@ func TestIndexKept(t *testing.T) {
 // TestZoneActions has a catalogue list that is a policy zone with actions that are no answers.
 func TestZoneActions(t *testing.T) {
 	w := newWorld(t)
-	w.list("zone", 0, "$TTL 60\nd.example CNAME rpz-drop.\nt.example CNAME rpz-tcp-only.\n")
+	w.list("zone", 0, "$TTL 60\nd.example CNAME rpz-drop.\nt.example CNAME rpz-tcp-only.\n*.g.example CNAME *.garden.example.\n*.garden.example CNAME *.garden.example.\n")
 	w.put(usercache.Users, "u", &userv1.User{Settings: &userv1.Settings{Lists: set("zone")}, Devices: []*userv1.Device{{Id: "d"}}})
 	p := w.policy()
-	for name, want := range map[string]query.VerdictKind{"d.example.": query.Dropped, "t.example.": query.Truncated, "x.example.": query.Pass} {
+	for name, want := range map[string]query.VerdictKind{"d.example.": query.Dropped, "t.example.": query.Truncated, "x.example.": query.Pass, "x.garden.example.": query.Pass,
+		"x.g.example.": query.Redirected, strings.Repeat("a.", 119) + "g.example.": query.Synthesised} {
 		if got := p.Question(w.ask(p, "d", name, "A")); got.Kind != want {
 			t.Errorf("%s is %s", name, say(got))
 		}
+	}
+	if got := p.Question(w.ask(p, "d", "x.g.example.", "A")); got.Target.String() != "x.g.example.garden.example." {
+		t.Errorf("below a garden: %s", say(got))
 	}
 }

@@ -545,7 +545,7 @@ func (j *judge) late(n *name) query.Verdict {
 	}
 	var verdict query.Verdict
 	if why != WhyNothing {
-		if verdict = j.result(from, &best, why, n); verdict.Kind != query.Allowed || why != WhyList {
+		if verdict = j.result(from, &best, why, n); verdict.Kind != query.Pass && (verdict.Kind != query.Allowed || why != WhyList) {
 			return verdict
 		}
 	}
@@ -716,7 +716,7 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 		b := j.block(why, j.reason(from, r, why), j.s.ede(why, r.List))
 		v.Kind, v.Block = b.Kind, b.Block
 	case filter.Rewritten:
-		v = rewritten(m, r, v, j.q.Turn.Current.Type, j.p.BlockTTL) // what is asked for, whatever was judged
+		v = rewritten(m, r, v, j.q.Turn.Current.Name, j.q.Turn.Current.Type, j.p.BlockTTL) // what is asked for, whatever was judged
 	case filter.None:
 	}
 	if j.trace != nil {

@@ -129,7 +129,7 @@ func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdi
 }
 
 // rewritten turns a $dnsrewrite result into a verdict.
-func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16, ttl uint32) query.Verdict {
+func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, name dnsname.Name, typ uint16, ttl uint32) query.Verdict {
 	a := m.Rewrite(r, typ)
 	switch {
 	case a.Action == filter.Drop:
@@ -140,6 +140,15 @@ func rewritten(m *filter.Matcher, r *filter.Result, v query.Verdict, typ uint16,
 		n, err := dnsname.Parse(a.CNAME)
 		if err != nil {
 			return v
+		}
+		if n.IsWildcard() { // the name below it
+			if n = n.Parent(); name.IsWithin(n) {
+				return v // it is there already
+			}
+			if n, err = name.Replace(dnsname.Root, n); err != nil { // too long to be a name
+				v.Kind, v.Synth = query.Synthesised, &query.Synth{RCode: dnswire.RCodeYXDomain, TTL: ttl}
+				return v
+			}
 		}
 		v.Kind, v.Target, v.Block.TTL = query.Redirected, n, time.Duration(ttl)*time.Second
 	case a.RCode != 0 || len(a.Data) == 0:

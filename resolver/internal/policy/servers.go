@@ -151,7 +151,7 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 			}
 		}
 		if why != WhyNothing {
-			if verdict = j.result(from, &best, why, n); verdict.Kind != query.Allowed || why != WhyList {
+			if verdict = j.result(from, &best, why, n); verdict.Kind != query.Pass && (verdict.Kind != query.Allowed || why != WhyList) {
 				return verdict
 			}
 		}

@@ -39,7 +39,7 @@ func (c *Clients) Empty() bool { return len(c.Names) == 0 && len(c.Prefixes) == 
 type Rewrite struct {
 	Any   bool   // no value: as an exception it cancels all rewrites, otherwise it means NODATA
 	RCode uint16 // anything but NOERROR is the whole answer
-	CNAME string // not empty: the name to resolve instead, lower case, no final dot
+	CNAME string // not empty: the name to resolve instead, lower case, no final dot; *.x of zones is the asked name below x
 	Type  uint16 // the type of Value; 0 with NOERROR is NODATA
 	Value string // RDATA in presentation form, names as written
 	// Action is the whole answer of a policy zone that says so; the rest means nothing then.

@@ -273,6 +273,54 @@ func TestZoneWorld(t *testing.T) {
 	}
 }
 
+// TestZoneFiles reads zones as people, programs and enemies write them.
+func TestZoneFiles(t *testing.T) {
+	for _, tt := range []struct {
+		name, text, want string // rules and complaints by line
+	}{
+		{"nested origins, as named-compilezone writes them", "$ORIGIN .\n$TTL 300\nrpz.example 60 IN SOA a. b. (\n1 2 3 4 5 )\n NS localhost.\n$ORIGIN com.rpz.example.\nbad CNAME .\n*.bad CNAME .\n$ORIGIN rpz.example.\norg CNAME .\n$ORIGIN example.org.rpz.example.\n$ORIGIN www\n@ CNAME .\n",
+			"7 exact bad.com, 8 below bad.com, 10 exact org, 13 exact www.example.org"},
+		{"absolute owners, as a transfer has them", "rpz.example. 60 IN SOA a. b. 1 2 3 4 5\nrpz.example. 60 IN NS a.\nbad.com.rpz.example. 60 IN CNAME .\n*.BAD.com.RPZ.example. 60 IN CNAME *.\n24.0.2.0.192.rpz-ip.rpz.example. 60 IN CNAME .\nns.bad.rpz-nsdname.rpz.example. 60 IN CNAME .\nrpz.example. 60 IN SOA a. b. 1 2 3 4 5\n",
+			`3 exact bad.com, 4 below bad.com, 5 answer 192.0.2.0/24, 6 server exact "ns.bad.\x00\x03"`},
+		{"owners outside", "$ORIGIN rpz.example.\n@ SOA a. b. 1 2 3 4 5\nbad.com. CNAME .\nbad.com CNAME .\nxrpz.example. CNAME .\n", "! 3 outside, 4 exact bad.com, ! 5 outside"},
+		{"no name", "$TTL 1h\n@ SOA a. b. 1 2 3 4 5\n NS a.\nbad.com. CNAME .\nworse.com CNAME .\n", "4 exact bad.com, 5 exact worse.com"},
+		{"two zones", "$ORIGIN a.\n@ SOA a. b. 1 2 3 4 5\nx CNAME .\n$ORIGIN b.\n@ SOA a. b. 1 2 3 4 5\ny CNAME .\n", "3 exact x, ! 5 second zone, ! 6 outside"},
+		{"no owner", "$TTL 60\n CNAME .\n", "! 2 without an owner"},
+		{"TTLs and classes", "$TTL 1w2d\na 1h CNAME .\nb IN 2H30M CNAME .\nc 99999999999999999999 IN CNAME .\nd CH CNAME .\ne 1x CNAME .\nf CLASS1 CNAME .\n",
+			"2 exact a, 3 exact b, 4 exact c, ! 5 CH is not, ! 6 1X is not, ! 7 CLASS1 is not"},
+		{"directives", "$TTL 1\n$INCLUDE /etc/passwd\n$GENERATE 1-1000000 a$ CNAME .\n$ORIGIN\na CNAME .\n", "! 2 $INCLUDE is not, ! 3 $GENERATE is not, ! 4 $ORIGIN without, 5 exact a"},
+		{"types that are no action", "$TTL 1\na NS b.\na DNAME b.\na RRSIG A 1 2 3\na DS 1 2 3 4\na CAA 0 issue x\na TYPE1 x\n", "! 2 no action, ! 3 no action, ! 4 no action, ! 5 no action, ! 6 not supported, ! 7 not the name"},
+		{"data that is none", "$TTL 1\na A 1.2.3\na AAAA 1.2.3.4\na A\na MX 10\na CNAME 1.2.3.4\na CNAME a..b.\na TXT \"x\na TXT x\\\n", "! 2 not an address, ! 3 not an address, ! 4 not a record, ! 5 PREFERENCE, ! 6 needs a record, ! 7 not a host name, ! 8 data of a TXT, ! 9 data of a TXT"},
+		{"texts", "$TTL 1\na TXT \"x; y  z\" \"(\" ; c\nb TXT un quoted\nc TXT \"a\\\"b\\065\"\n", "2 exact a {false ; 0 ; 16 ; x; ; y ; z(}, 3 exact b {false ; 0 ; 16 ; unquoted}, 4 exact c {false ; 0 ; 16 ; a\"bA}"},
+		{"parentheses", "$TTL 1\na CNAME ( . )\nb TXT ( \"a\"\n\"b\" )\nc CNAME .\nd CNAME (\n", "2 exact a, ! 3 several lines, 5 exact c, ! 6 never closed, ! 6 not a record"},
+		{"below a garden", "$TTL 1\n*.a CNAME *.garden.example.\nb CNAME *.\nc CNAME *.*.d.\n", "2 below a {false ; 0 ; *.garden.example ; 0 ; }, 3 exact b, ! 4 not a host name"},
+		{"wildcards", "$TTL 1\n* CNAME .\na.*.b CNAME .\n*.*.b CNAME .\n*b CNAME .\n*.b CNAME .\n", "! 2 not a host name, ! 3 not a host name, ! 4 not a host name, ! 5 not a host name, 6 below b"},
+		{"long names", "$TTL 1\n" + strings.Repeat("a.", 126) + "a CNAME .\n" + strings.Repeat("a.", 127) + "a CNAME .\n" + strings.Repeat("a", 63) + ".x CNAME .\n" + strings.Repeat("a", 64) + ".x CNAME .\n",
+			"2 exact " + strings.Repeat("a.", 126) + "a, ! 3 not a host name, 4 exact " + strings.Repeat("a", 63) + ".x, ! 5 not a host name"},
+	} {
+		var got []string
+		rep := ParseString(tt.text, func(r *Rule) { got = append(got, fmt.Sprintf("%03d %s", r.Line, show(r))) })
+		for _, c := range rep.Complaints {
+			got = append(got, fmt.Sprintf("%03d ! %s", c.Line, c.Reason))
+		}
+		slices.Sort(got)
+		want := strings.Split(tt.want, ", ")
+		ok := len(got) == len(want)
+		for i := range min(len(got), len(want)) {
+			line, what, _ := strings.Cut(strings.TrimLeft(got[i], "0"), " ")
+			if reason, bad := strings.CutPrefix(want[i], "! "); bad {
+				n, r, _ := strings.Cut(reason, " ")
+				ok = ok && n == line && strings.HasPrefix(what, "! ") && strings.Contains(what, r)
+			} else {
+				ok = ok && want[i] == line+" "+what
+			}
+		}
+		if !ok {
+			t.Errorf("%s:\n got %q\nwant %q", tt.name, got, want)
+		}
+	}
+}
+
 // TestRecords: of more records than an answer can be made of, the list's author is told.
 func TestRecords(t *testing.T) {
 	many := func(line string) string {

@@ -11,18 +11,50 @@ import (
 )
 
 // A zone is the state of reading a response policy zone (draft-vixie-dnsop-dns-rpz): master file syntax, of
-// which $TTL, $ORIGIN, parentheses, comments and omitted owners are understood. $INCLUDE is not.
+// which $TTL, $ORIGIN, parentheses, comments and omitted owners are understood. $INCLUDE and $GENERATE are not, and of
+// records over several lines only SOA is, which tells nothing but the zone's name.
 //
 // Read are triggers by the name asked for, exact and wildcard, by addresses of the answer and of the client
 // (rpz-ip, rpz-client-ip), and by names and addresses of the name servers that an answer came through
 // (rpz-nsdname, rpz-nsip). The actions of all are NXDOMAIN, NODATA (both are "blocked": how to say so is the
-// user's setting), PASSTHRU, DROP, TCP-Only, a CNAME target and local data. Of owners that are absolute, the
-// origin is cut off; with no origin given they are taken as if relative, which is how some lists are written.
+// user's setting), PASSTHRU, DROP, TCP-Only, a CNAME target (*.x standing for the name asked for below x) and local
+// data. The zone's name is that of its SOA record, or the first $ORIGIN; it is cut off owners, and owners outside it
+// mean nothing. With no name known owners are taken as they are, absolute or not, which is how some lists are written.
 type zone struct {
 	on     bool
 	parens int    // nesting of parentheses at the line's beginning
-	owner  string // of the last record
-	origin string // lower case, with its final dot; "" if not given
+	owner  string // of the last record, as absolute made it; "" before the first
+	// Names in lower case, with their final dot; "" if not given.
+	origin, apex, first string
+}
+
+// absolute makes a name one, if there is an origin.
+func (z *zone) absolute(name string) string {
+	name = strings.ToLower(name)
+	switch {
+	case name == "@" && z.origin != "":
+		return z.origin
+	case z.origin == "" || strings.HasSuffix(name, "."):
+		return name
+	case z.origin == ".":
+		return name + "."
+	}
+	return name + "." + z.origin
+}
+
+// trigger cuts the zone's name off an owner; "" is the zone itself. It reports false if the owner is outside.
+func (z *zone) trigger(owner string) (string, bool) {
+	apex := z.apex
+	if apex == "" {
+		apex = z.first
+	}
+	switch {
+	case owner == apex || owner == "@":
+		return "", true
+	case apex == "" || apex == "." || !strings.HasSuffix(owner, "."):
+		return strings.TrimSuffix(owner, "."), true
+	}
+	return strings.CutSuffix(owner, "."+apex)
 }
 
 // isZoneStart reports whether a line belongs to a zone file and to nothing else.
@@ -46,94 +78,156 @@ func isZoneStart(text []byte) bool {
 // zoneLine reads a line once the file is known to be a zone.
 func (p *parser) zoneLine(raw []byte) {
 	z := &p.zone
-	text := raw
+	text := make([]byte, 0, len(raw)) // without comment and parentheses
 	quoted := false
 	begun := z.parens
 scan:
-	for i, c := range text {
+	for i, c := range raw {
 		switch {
-		case c == '"':
+		case c == '\\' && i+1 < len(raw) && raw[i+1] == '"':
+			text = append(text, c)
+			continue
+		case c == '"' && (i == 0 || raw[i-1] != '\\'):
 			quoted = !quoted
 		case quoted:
 		case c == ';':
-			text = text[:i]
 			break scan
 		case c == '(':
 			z.parens++
+			c = ' '
 		case c == ')':
 			z.parens = max(0, z.parens-1)
+			c = ' '
 		}
+		text = append(text, c)
 	}
-	f := strings.Fields(string(text))
-	if begun > 0 || len(f) == 0 {
-		return // blank, or inside a record of several lines, which only SOA is in practice
+	if begun > 0 || len(trim(text)) == 0 {
+		return // blank, or inside a record of several lines
 	}
-	switch strings.ToUpper(f[0]) {
-	case "$ORIGIN":
-		if len(f) > 1 {
-			z.origin = strings.ToLower(f[1])
+	first, rest := field(string(text))
+	switch directive := strings.ToUpper(first); {
+	case directive == "$ORIGIN":
+		name, _ := field(rest)
+		if name == "" {
+			p.complain(trim(raw), "$ORIGIN without a name")
+			return
+		}
+		if z.origin = z.absolute(name); !strings.HasSuffix(z.origin, ".") {
+			z.origin += "."
+		}
+		if z.first == "" {
+			z.first = z.origin
 		}
 		return
-	case "$TTL":
+	case directive == "$TTL":
+		return
+	case directive[0] == '$':
+		p.complain(trim(raw), first+" is not supported")
 		return
 	}
-	if f[0][0] == '$' {
-		p.complain(trim(raw), f[0]+" is not supported")
-		return
+	switch {
+	case text[0] != ' ' && text[0] != '\t':
+		z.owner = z.absolute(first)
+	case z.owner == "" && z.origin != "":
+		z.owner, rest = z.origin, string(text)
+	default:
+		rest = string(text)
 	}
-	if text[0] == ' ' || text[0] == '\t' {
-		f = append([]string{z.owner}, f...)
-	} else {
-		z.owner = f[0]
+	p.zoneFields(trim(raw), z.owner, rest)
+}
+
+// field splits the first word off a text.
+func field(s string) (word, rest string) {
+	s = strings.TrimLeft(s, " \t")
+	if i := strings.IndexAny(s, " \t"); i >= 0 {
+		return s[:i], s[i:]
 	}
-	p.zoneFields(trim(raw), f)
+	return s, ""
 }
 
 // zoneRecord reads a line of a policy zone outside of what is known to be one; it reports whether it was one.
 func (p *parser) zoneRecord(text []byte) bool {
-	f := strings.Fields(string(text))
-	if len(f) == 0 {
+	owner, rest := field(string(text))
+	f := strings.Fields(skipClass(rest))
+	if len(f) != 2 || !strings.EqualFold(f[0], "CNAME") || strings.ContainsAny(owner, "|^$/") {
 		return false
 	}
-	rest := skipClass(f[1:])
-	if len(rest) != 2 || !strings.EqualFold(rest[0], "CNAME") || strings.ContainsAny(f[0], "|^$/") {
-		return false
-	}
-	p.zoneFields(text, f)
+	p.zoneFields(text, strings.ToLower(owner), rest)
 	return true
 }
 
 // skipClass drops a TTL and a class, in either order.
-func skipClass(f []string) []string {
-	for len(f) > 0 {
-		if _, err := strconv.ParseUint(f[0], 10, 32); err != nil && !strings.EqualFold(f[0], "IN") {
-			break
+func skipClass(s string) string {
+	for {
+		word, rest := field(s)
+		if !isTTL(word) && !strings.EqualFold(word, "IN") {
+			return s
 		}
-		f = f[1:]
+		s = rest
 	}
-	return f
 }
 
-func (p *parser) zoneFields(line []byte, f []string) {
+// isTTL reports whether a word is a number, of seconds or of what BIND's units say: 1h30m.
+func isTTL(s string) bool {
+	digits := 0
+	for _, c := range []byte(s) {
+		switch {
+		case '0' <= c && c <= '9':
+			digits++
+		case digits == 0 || strings.IndexByte("smhdwSMHDW", c) < 0:
+			return false
+		default:
+			digits = 0
+		}
+	}
+	return s != "" && '0' <= s[0] && s[0] <= '9'
+}
+
+// zoneFields reads the record of an owner. rest is what follows the owner.
+func (p *parser) zoneFields(line []byte, owner, rest string) {
 	z := &p.zone
-	rest := skipClass(f[1:])
-	if len(rest) < 2 {
+	typ, rest := field(skipClass(rest))
+	if typ = strings.ToUpper(typ); typ == "" || strings.TrimSpace(rest) == "" {
 		p.complain(line, "not a record of a policy zone")
 		return
 	}
-	owner := strings.ToLower(f[0])
-	typ := strings.ToUpper(rest[0])
-	if owner == "" || owner == "@" || owner == z.origin || typ == "SOA" || typ == "NS" {
-		if z.origin == "" && typ == "SOA" && strings.HasSuffix(owner, ".") {
-			z.origin = owner
+	if typ == "SOA" {
+		switch {
+		case z.apex == "" && strings.HasSuffix(owner, "."):
+			z.apex = owner
+		case z.apex != "" && owner != z.apex:
+			p.complain(line, "a second zone begins; it is taken as part of the first")
+		}
+		return
+	}
+	if z.parens > 0 {
+		p.complain(line, "a record over several lines")
+		return
+	}
+	owner, inside := z.trigger(owner)
+	if !inside {
+		p.complain(line, "outside the zone")
+		return
+	}
+	if owner == "" {
+		if z.owner == "" {
+			p.complain(line, "a record without an owner")
 		}
 		return // the zone's own records
 	}
-	if z.origin != "" && z.origin != "." && strings.HasSuffix(owner, "."+z.origin) {
-		owner = strings.TrimSuffix(owner, "."+z.origin)
+	switch typ {
+	case "NS", "DNAME", "DS", "DNSKEY", "RRSIG", "NSEC", "NSEC3", "NSEC3PARAM":
+		p.complain(line, typ+" is of a type that is no action")
+		return
 	}
-	owner = strings.TrimSuffix(owner, ".")
-	value := strings.Join(rest[1:], " ")
+	value := strings.Join(strings.Fields(rest), " ")
+	if typ == "TXT" {
+		var ok bool
+		if value, ok = txt(rest); !ok {
+			p.complain(line, "not the data of a TXT record")
+			return
+		}
+	}
 	dot := strings.LastIndexByte(owner, '.')
 	if rest, kind := owner[:max(0, dot)], owner[dot+1:]; strings.HasPrefix(kind, "rpz-") {
 		t := slices.Index(triggerNames[:], kind)
@@ -145,6 +239,7 @@ func (p *parser) zoneFields(line []byte, f []string) {
 		return
 	}
 	p.rule = Rule{Line: p.line, Form: ZoneExact}
+	whole := owner
 	if rest, ok := strings.CutPrefix(owner, "*."); ok {
 		p.rule.Form, owner = ZoneBelow, rest
 	}
@@ -157,7 +252,7 @@ func (p *parser) zoneFields(line []byte, f []string) {
 		return
 	}
 	if p.rule.Mods != nil {
-		p.rule.Pattern = "rpz " + f[0]
+		p.rule.Pattern = "rpz " + whole
 		p.needText()
 	}
 	p.hand()
@@ -265,9 +360,6 @@ func (p *parser) zoneAction(typ, value string) string {
 		if !ok {
 			return typ + " is not the name of a record type"
 		}
-		if t == typeTXT {
-			value = strings.Trim(value, `"`)
-		}
 		value, err := rdata(t, value)
 		if err != nil {
 			return err.Error()
@@ -293,13 +385,45 @@ func (p *parser) zoneAction(typ, value string) string {
 			p.rule.Allow = true
 			return ""
 		}
-		name, err := target(v)
+		below, wild := strings.CutPrefix(v, "*.")
+		name, err := target(below)
 		if err != nil {
 			return err.Error() + "; an address needs a record of type A or AAAA"
+		}
+		if wild {
+			name = "*." + name
 		}
 		p.rule.Mods = &Mods{Rewrite: &Rewrite{CNAME: name}}
 		return ""
 	}
+}
+
+// txt returns the strings of a TXT record as one, which is how those that need more than 255 bytes are read.
+func txt(s string) (string, bool) {
+	var b []byte
+	quoted := false
+	for i := 0; i < len(s); i++ {
+		switch c := s[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\':
+			if i++; i == len(s) {
+				return "", false
+			}
+			if i+3 <= len(s) {
+				if n, err := strconv.ParseUint(s[i:i+3], 10, 8); err == nil {
+					b = append(b, byte(n))
+					i += 2
+					continue
+				}
+			}
+			b = append(b, s[i])
+		case !quoted && (c == ' ' || c == '\t'):
+		default:
+			b = append(b, c)
+		}
+	}
+	return string(b), !quoted
 }
 
 // endZone names what an unbalanced parenthesis swallowed.
