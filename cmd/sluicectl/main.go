@@ -20,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -39,6 +40,12 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	root.SetIn(stdin)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
+	for _, arg := range args { // no message could carry it
+		if !utf8.ValidString(arg) {
+			a.json = asksForJSON(args)
+			return a.complain(usagef("", "the argument %.100q is not UTF-8", arg))
+		}
+	}
 	cmd, err := root.ExecuteContextC(ctx)
 	a.close()
 	if err == nil {

@@ -421,7 +421,7 @@ func (v *view) freeNumber(kind entryKind) (uint32, error) {
 	}
 	i := slices.Index(taken, false)
 	if i < 0 {
-		return 0, refused("there are %d of kind %s, and no more are possible", kind.most, kind.what)
+		return 0, refused("there are %d of kind %s, and no more are possible; delete one that nobody needs first", kind.most, kind.what)
 	}
 	taken[i] = true
 	return uint32(i), nil
