@@ -537,6 +537,9 @@ func location(name string) (*time.Location, error) {
 	if l, ok := locations.Load(name); ok {
 		return l.(*time.Location), nil
 	}
+	if name == "Local" { // wherever this machine happens to be
+		return nil, errors.New("it is no zone of the time zone database")
+	}
 	l, err := time.LoadLocation(name)
 	if err == nil {
 		locations.Store(name, l)

@@ -41,6 +41,31 @@ func TestScheduleWindows(t *testing.T) {
 		{"and ends as it says", "Europe/Berlin", []Window{{daily, hm(2, 30), hm(4, 0)}}, "2026-03-29T02:00:00Z", false},
 		{"overnight into the short night", "Europe/Berlin", []Window{{saturday, hm(22, 0), hm(31, 0)}}, "2026-03-29T04:59:59Z", true},
 		{"overnight into the short night, over", "Europe/Berlin", []Window{{saturday, hm(22, 0), hm(31, 0)}}, "2026-03-29T05:00:00Z", false},
+		// The day begins first on Kiritimati, fourteen hours ahead.
+		{"far ahead", "Pacific/Kiritimati", []Window{{sunday, hm(0, 0), hm(1, 0)}}, "2026-11-28T10:00:00Z", true},
+		{"far ahead, before", "Pacific/Kiritimati", []Window{{sunday, hm(0, 0), hm(1, 0)}}, "2026-11-28T09:59:59Z", false},
+		{"far ahead, over", "Pacific/Kiritimati", []Window{{sunday, hm(0, 0), hm(1, 0)}}, "2026-11-28T11:00:00Z", false},
+		{"three quarters of an hour", "Asia/Kathmandu", []Window{{sunday, hm(0, 0), hm(1, 0)}}, "2026-11-28T18:15:00Z", true},
+		{"three quarters of an hour, before", "Asia/Kathmandu", []Window{{sunday, hm(0, 0), hm(1, 0)}}, "2026-11-28T18:14:59Z", false},
+		{"with summer time too", "Pacific/Chatham", []Window{{sunday, hm(9, 0), hm(10, 0)}}, "2026-11-28T19:15:00Z", true},
+		{"with summer time too, over", "Pacific/Chatham", []Window{{sunday, hm(9, 0), hm(10, 0)}}, "2026-11-28T20:15:00Z", false},
+		// On Lord Howe summer time is half an hour: on 4 October 2026 02:00 becomes 02:30, on 5 April 02:00 became 01:30.
+		{"half an hour that is missing", "Australia/Lord_Howe", []Window{{daily, hm(2, 0), hm(2, 30)}}, "2026-10-03T15:30:00Z", false},
+		{"a window that begins in it, before", "Australia/Lord_Howe", []Window{{daily, hm(2, 15), hm(4, 0)}}, "2026-10-03T15:29:59Z", false},
+		{"a window that begins in it", "Australia/Lord_Howe", []Window{{daily, hm(2, 15), hm(4, 0)}}, "2026-10-03T15:30:00Z", true},
+		{"and ends by summer time", "Australia/Lord_Howe", []Window{{daily, hm(2, 15), hm(4, 0)}}, "2026-10-03T17:00:00Z", false},
+		{"half an hour that comes twice, first", "Australia/Lord_Howe", []Window{{daily, hm(1, 30), hm(2, 0)}}, "2026-04-04T14:30:00Z", true},
+		{"half an hour that comes twice, second", "Australia/Lord_Howe", []Window{{daily, hm(1, 30), hm(2, 0)}}, "2026-04-04T15:29:59Z", true},
+		{"half an hour that comes twice, over", "Australia/Lord_Howe", []Window{{daily, hm(1, 30), hm(2, 0)}}, "2026-04-04T15:30:00Z", false},
+		// In Morocco clocks go back for Ramadan alone, in 2026 from 15 February to 22 March.
+		{"Ramadan", "Africa/Casablanca", []Window{{daily, hm(12, 0), hm(13, 0)}}, "2026-03-01T12:00:00Z", true},
+		{"Ramadan, before", "Africa/Casablanca", []Window{{daily, hm(12, 0), hm(13, 0)}}, "2026-03-01T11:59:59Z", false},
+		{"the rest of the year", "Africa/Casablanca", []Window{{daily, hm(12, 0), hm(13, 0)}}, "2026-04-01T11:00:00Z", true},
+		{"the rest of the year, over", "Africa/Casablanca", []Window{{daily, hm(12, 0), hm(13, 0)}}, "2026-04-01T12:00:00Z", false},
+		// Samoa had no 30 December 2011, a Friday.
+		{"Thursday, the last second", "Pacific/Apia", []Window{{1 << 3, 0, hm(24, 0)}}, "2011-12-30T09:59:59Z", true},
+		{"no Friday", "Pacific/Apia", []Window{{1 << 4, 0, hm(24, 0)}}, "2011-12-30T10:00:00Z", false},
+		{"but Saturday", "Pacific/Apia", []Window{{saturday, 0, hm(24, 0)}}, "2011-12-30T10:00:00Z", true},
 	} {
 		loc, err := location(c.zone)
 		if err != nil {
@@ -53,6 +78,15 @@ func TestScheduleWindows(t *testing.T) {
 		s := Schedule{Location: loc, Windows: c.windows}
 		if s.Active(at) != c.active {
 			t.Errorf("%s: at %s %v", c.what, c.at, !c.active)
+		}
+	}
+}
+
+// Names of zones mean the same everywhere, or nothing.
+func TestZoneNames(t *testing.T) {
+	for name, good := range map[string]bool{"": true, "UTC": true, "Europe/Nicosia": true, "Local": false, "Europe/Nikosia": false, "../etc/passwd": false, "/etc/localtime": false, "EST5EDT5": false} {
+		if _, err := location(name); (err == nil) != good {
+			t.Errorf("%q: %v", name, err)
 		}
 	}
 }
