@@ -39,6 +39,7 @@ func newRewriteSet(rs []usercache.Rewrite, flat bool, ttl uint32) rewriteSet {
 		if r.TTL == 0 {
 			r.TTL = ttl
 		}
+		r.TTL = min(r.TTL, 1<<31-1) // the most there is (RFC 2181 section 8)
 		c := &rewrite{name: r.Name, text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, synths: make(map[uint16]*query.Synth)}
 		for _, rec := range r.Records {
 			c.add(rec)
