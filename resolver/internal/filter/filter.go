@@ -101,18 +101,28 @@ func (m *Matcher) Match(name []byte, lists *Set, q *Query) Result {
 // MatchHashed is Match for a caller that has the name's suffix hashes: hashes[i] is that of the suffix of
 // i+1 labels, under the Matcher's key.
 func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query) Result {
+	suffixes, _ := m.may(hashes)
+	if len(m.rules.all) == 0 || len(hashes) == 0 {
+		if suffixes == 0 && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
+			runtime.KeepAlive(m) // whose memory the collector does not see
+			return Result{}
+		}
+		return m.match(nil, suffixes, name, hashes, lists, q)
+	}
 	var s sight
-	suffixes := m.may(&s, hashes)
-	others := len(m.rules.all) > 0 && len(hashes) > 0 && m.rules.look(&s, name, hashes)
+	others := m.rules.look(&s, name, hashes)
 	if suffixes == 0 && !others && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
-		runtime.KeepAlive(m) // whose memory the collector does not see
+		runtime.KeepAlive(m)
 		return Result{}
 	}
-	return m.match(&s, suffixes, others, name, hashes, lists, q)
+	if !others {
+		return m.match(nil, suffixes, name, hashes, lists, q)
+	}
+	return m.match(&s, suffixes, name, hashes, lists, q)
 }
 
-// match goes on with a name of which something may be known.
-func (m *Matcher) match(s *sight, suffixes uint64, others bool, name []byte, hashes []uint64, lists *Set, q *Query) Result {
+// match goes on with a name of which something may be known; s is nil if only the tables may know it.
+func (m *Matcher) match(s *sight, suffixes uint64, name []byte, hashes []uint64, lists *Set, q *Query) Result {
 	var j judgement
 	j.q, j.lists = q, lists
 	if lists == nil {
@@ -120,7 +130,7 @@ func (m *Matcher) match(s *sight, suffixes uint64, others bool, name []byte, has
 	}
 	if !q.Addr.IsValid() || !m.prefixes(&j, rulelist.ByClient, q.Addr) {
 		m.suffixes(&j, suffixes, hashes)
-		if others {
+		if s != nil {
 			var spent int
 			m.rules.complex(&j, s, hashes, &spent)
 		}
@@ -136,8 +146,12 @@ func (m *Matcher) match(s *sight, suffixes uint64, others bool, name []byte, has
 func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	var buf [64]byte
 	name := rulelist.AppendAddr(buf[:0], addr.Unmap())
-	var h [dnsname.MaxLabels + 1]uint64
-	n := dnsname.SuffixHashes(m.key, name, &h)
+	hash := [1]uint64{m.key.Hash(name)}
+	suffixes, _ := m.may(hash[:])
+	if suffixes == 0 && len(m.rules.all) == 0 && m.triggers[rulelist.ByAnswer] == (prefixSizes{}) {
+		runtime.KeepAlive(m)
+		return Result{}
+	}
 	var j judgement
 	j.q, j.lists = q, lists
 	if lists == nil {
@@ -145,16 +159,22 @@ func (m *Matcher) MatchAddr(addr netip.Addr, lists *Set, q *Query) Result {
 	}
 	j.addr = true
 	m.prefixes(&j, rulelist.ByAnswer, addr)
-	j.depth = 1
-	m.suffix(&j, h[n-1], true)
-	var s sight
-	if len(m.rules.all) > 0 && m.rules.look(&s, name, h[n-1:n]) {
-		var spent int
-		m.rules.complex(&j, &s, h[n-1:n], &spent)
+	m.suffixes(&j, suffixes, hash[:])
+	if len(m.rules.all) > 0 {
+		m.rules.addr(&j, name, hash[:])
 	}
 	r := j.finish(m, name)
 	runtime.KeepAlive(m)
 	return r
+}
+
+// addr judges the rules that are not in tables.
+func (x *rules) addr(j *judgement, name []byte, hash []uint64) {
+	var s sight
+	if x.look(&s, name, hash) {
+		var spent int
+		x.complex(j, &s, hash, &spent)
+	}
 }
 
 // judgement is the work in progress on one name.

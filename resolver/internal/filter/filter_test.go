@@ -153,12 +153,18 @@ func TestOtherUsersLists(t *testing.T) {
 }
 
 func TestMatchAddr(t *testing.T) {
+	memo := new(Memo)
 	m, _ := Compile(&testKey, "192.0.2.6\n||198.51.100.7^\n/^203\\.0\\.113\\.1\\d$/\n2001:db8::6\n203.0.114.\n0.0.0.0 192.0.2.9\n*$denyallow=com\n||2.3^\n@@||198.51.100.8^")
 	for addr, want := range map[string]uint32{
 		"192.0.2.6": 1, "192.0.2.66": 0, "198.51.100.7": 2, "203.0.113.12": 3, "203.0.114.2": 5, "203.0.113.2": 0, "2001:db8::6": 4, "2001:db8::7": 0,
 		"::ffff:192.0.2.6": 1, "192.0.2.9": 0, "10.0.2.3": 0, "198.51.100.8": 9,
 	} {
 		r := m.MatchAddr(netip.MustParseAddr(addr), nil, &Query{Type: typeA})
+		for range 2 { // found out, and remembered
+			if again := memo.MatchAddr(m, netip.MustParseAddr(addr), nil, &Query{Type: typeA}); again != r {
+				t.Errorf("%s with a memo: %+v, want %+v", addr, again, r)
+			}
+		}
 		if r.Line != want || (want == 0) != (r.Verdict == None) {
 			t.Errorf("%s: %v by line %d, want %d", addr, r.Verdict, r.Line, want)
 		}
@@ -318,7 +324,7 @@ func TestNoAllocs(t *testing.T) {
 		}
 	}
 	addr := netip.MustParseAddr("2001:db8::1")
-	if avg := testing.AllocsPerRun(200, func() { m.MatchAddr(addr, &lists, q) }); avg != 0 {
+	if avg := testing.AllocsPerRun(200, func() { m.MatchAddr(addr, &lists, q); memo.MatchAddr(m, addr, &lists, q) }); avg != 0 {
 		t.Errorf("an address: %v allocations", avg)
 	}
 }

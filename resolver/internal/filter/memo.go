@@ -1,7 +1,9 @@
 package filter
 
 import (
+	"encoding/binary"
 	"math/bits"
+	"net/netip"
 	"runtime"
 
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -29,38 +31,68 @@ func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Qu
 	if c == nil || len(hashes) == 0 || len(hashes) > 64 || m.triggers[rulelist.ByClient] != (prefixSizes{}) {
 		return m.MatchHashed(name, hashes, lists, q)
 	}
-	if k := c.find(m, hashes); k != nil {
+	if k := c.find(m, hashes[len(hashes)-1]); k != nil {
 		return m.recall(k, name, len(hashes), lists, q)
 	}
+	suffixes, _ := m.may(hashes)
 	var s sight
-	suffixes := m.may(&s, hashes)
 	others := len(m.rules.all) > 0 && m.rules.look(&s, name, hashes)
 	if now, ok := m.know(&s, suffixes, others, hashes); ok {
-		c.keep(m, hashes, now)
+		c.keep(m, hashes[len(hashes)-1], now)
 	}
-	if suffixes == 0 && !others {
-		runtime.KeepAlive(m)
+	switch {
+	case others:
+		return m.match(&s, suffixes, name, hashes, lists, q)
+	case suffixes != 0:
+		return m.match(nil, suffixes, name, hashes, lists, q)
+	}
+	runtime.KeepAlive(m)
+	return Result{}
+}
+
+// MatchAddr is m.MatchAddr. Of addresses it remembers those that no rule knows.
+func (c *Memo) MatchAddr(m *Matcher, addr netip.Addr, lists *Set, q *Query) Result {
+	if c == nil {
+		return m.MatchAddr(addr, lists, q)
+	}
+	b := addr.As16()
+	hash := m.key.Start().Word(binary.LittleEndian.Uint64(b[:8])).Word(binary.LittleEndian.Uint64(b[8:])).Word(^uint64(0)).Sum()
+	if c.find(m, hash) != nil {
 		return Result{}
 	}
-	return m.match(&s, suffixes, others, name, hashes, lists, q)
+	r := m.MatchAddr(addr, lists, q)
+	if r.Verdict == None && m.strange(addr) {
+		c.keep(m, hash, known{})
+	}
+	return r
+}
+
+// strange reports that no rule knows an address, whoever asks.
+func (m *Matcher) strange(addr netip.Addr) bool {
+	var buf [64]byte
+	name := rulelist.AppendAddr(buf[:0], addr.Unmap())
+	hash := [1]uint64{m.key.Hash(name)}
+	if known, _ := m.may(hash[:]); known != 0 || m.longest(rulelist.ByAnswer, addr, &all, &Query{}) >= 0 {
+		return false
+	}
+	var s sight
+	return len(m.rules.all) == 0 || !m.rules.look(&s, name, hash[:]) || !m.rules.any(&s, hash[:])
 }
 
 // keyOf stands for a name and a Matcher: if two have the same, so have 63 bits of keyed hashes.
-func (m *Matcher) keyOf(hashes []uint64) uint64 {
-	return (hashes[len(hashes)-1] ^ m.generation*spread8) | 1
-}
+func (m *Matcher) keyOf(hash uint64) uint64 { return (hash ^ m.generation*spread8) | 1 }
 
 // find returns what is known of a name, or nil.
-func (c *Memo) find(m *Matcher, hashes []uint64) *known {
-	key := m.keyOf(hashes)
+func (c *Memo) find(m *Matcher, hash uint64) *known {
+	key := m.keyOf(hash)
 	if k := &c.kept[key>>(64-memoBits)]; k.key == key {
 		return k
 	}
 	return nil
 }
 
-func (c *Memo) keep(m *Matcher, hashes []uint64, k known) {
-	k.key = m.keyOf(hashes)
+func (c *Memo) keep(m *Matcher, hash uint64, k known) {
+	k.key = m.keyOf(hash)
 	c.kept[k.key>>(64-memoBits)] = k
 }
 

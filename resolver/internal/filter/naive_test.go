@@ -394,7 +394,7 @@ func TestAgainstNaive(t *testing.T) {
 					if again := memo.Match(m, wire, h[:n], lists, q); again != got {
 						t.Fatalf("round %d: %s with a memo is %+v, want %+v", round, name, again, got)
 					}
-					if memo.find(m, h[:n]) != nil && got.Verdict != None {
+					if memo.find(m, h[n-1]) != nil && got.Verdict != None {
 						remembered++
 					}
 				}

@@ -476,8 +476,9 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 
 // may returns a bit for each of the last 64 hashes that may be in the Matcher's tables, the last in the last
 // bit, without a branch, so that the processor waits for all the words of the filters at once. It begins to
-// fetch the slots of those that may, which are far away, while the caller has other things to do.
-func (m *Matcher) may(s *sight, hashes []uint64) (mask uint64) {
+// fetch the slots of those that may, which are far away, while the caller has other things to do; what it returns of
+// them is of no meaning.
+func (m *Matcher) may(hashes []uint64) (mask, fetched uint64) {
 	hashes = hashes[max(0, len(hashes)-64):]
 	for i := range m.layers {
 		t := m.layers[i].table
@@ -491,10 +492,10 @@ func (m *Matcher) may(s *sight, hashes []uint64) (mask uint64) {
 		mask |= found
 		for ; found != 0; found &= found - 1 {
 			at, _ := bits.Mul64(hashes[bits.TrailingZeros64(found)], t.span)
-			s.fetched += t.slots[at].hash
+			fetched += t.slots[at].hash
 		}
 	}
-	return mask
+	return mask, fetched
 }
 
 // suffixes judges the rules of tables, from the longest suffix on; mask is from may.

@@ -82,8 +82,14 @@ func TestServers(t *testing.T) {
 				t.Errorf("%q is %v by lists that are not there", servers, r.Verdict)
 			}
 		}
+		memo := new(Memo)
 		for addr, want := range map[string]string{"192.0.2.1": `rewritten 12 ["192.0.2.12"]`, "192.0.2.7": "allowed 13", "10.0.0.1": "none"} {
 			r := m.MatchAddr(netip.MustParseAddr(addr), nil, &Query{Type: typeA, NoRewrite: true})
+			for range 2 { // found out, and remembered
+				if again := memo.MatchAddr(m, netip.MustParseAddr(addr), nil, &Query{Type: typeA, NoRewrite: true}); again != r {
+					t.Errorf("%s with a memo: %+v, want %+v", addr, again, r)
+				}
+			}
 			if got := said(m, &r, typeA); got != want {
 				t.Errorf("address %s is %s, want %s", addr, got, want)
 			}

@@ -539,7 +539,7 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 	}
 	if *lists != (filter.Set{}) {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
+		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
 			best, from, why = r, source{matcher: j.s.lists}, WhyList
 		}
 	}
@@ -550,11 +550,22 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
+		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
 	return verdict
+}
+
+// memo returns what the worker remembers of the catalogue's lists. Users' own rules stay out of it: they are many, and
+// each is asked by few.
+func (j *judge) memo() *filter.Memo {
+	m, _ := j.q.Scratch.Policy.(*filter.Memo)
+	if m == nil {
+		m = new(filter.Memo)
+		j.q.Scratch.Policy = m
+	}
+	return m
 }
 
 // outranks says whether a decides over b, both being of row 10.
@@ -647,7 +658,7 @@ func (j *judge) target(to []byte, excepted bool) query.Verdict {
 // threat is row 11 alone.
 func (j *judge) threat(n *name) query.Verdict {
 	if _, threats, _ := j.now(); *threats != (filter.Set{}) {
-		if r := j.s.lists.MatchHashed(n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
+		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}
@@ -655,7 +666,9 @@ func (j *judge) threat(n *name) query.Verdict {
 }
 
 // isThreat says whether a threat list is against what it was asked about, whatever it wants done.
-func isThreat(r *filter.Result) bool { return r.Verdict == filter.Blocked || r.Verdict == filter.Rewritten }
+func isThreat(r *filter.Result) bool {
+	return r.Verdict == filter.Blocked || r.Verdict == filter.Rewritten
+}
 
 // address judges an address of the answer, by the rules that know addresses.
 func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {

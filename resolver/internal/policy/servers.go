@@ -110,9 +110,9 @@ type behind struct {
 	servers query.Servers
 }
 
-func (b *behind) match(m *filter.Matcher, lists *filter.Set, q *filter.Query) filter.Result {
+func (b *behind) match(memo *filter.Memo, m *filter.Matcher, lists *filter.Set, q *filter.Query) filter.Result {
 	if b.addr.IsValid() {
-		return m.MatchAddr(b.addr, lists, q)
+		return memo.MatchAddr(m, b.addr, lists, q)
 	}
 	return m.MatchServers(b.servers.Names, b.servers.Addrs, lists, q)
 }
@@ -126,7 +126,7 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		j.fq.Name = j.p.Details.Name
 		for i, m := range j.own.rules {
 			if m != nil {
-				results[i] = b.match(m, nil, &j.fq)
+				results[i] = b.match(nil, m, nil, &j.fq)
 			}
 		}
 		j.fq.Name = ""
@@ -140,13 +140,13 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		if j.own != nil {
 			for i := range j.own.lists {
 				m := j.own.lists[i].matcher
-				if r := b.match(m, nil, &j.fq); outranks(&r, &best) {
+				if r := b.match(nil, m, nil, &j.fq); outranks(&r, &best) {
 					best, from, why = r, source{m, int8(i)}, WhyOwnList
 				}
 			}
 		}
 		if *lists != (filter.Set{}) {
-			if r := b.match(j.s.lists, lists, &j.fq); outranks(&r, &best) {
+			if r := b.match(j.memo(), j.s.lists, lists, &j.fq); outranks(&r, &best) {
 				best, from, why = r, source{matcher: j.s.lists}, WhyList
 			}
 		}
@@ -157,7 +157,7 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := b.match(j.s.lists, threats, &j.fq); isThreat(&r) {
+		if r := b.match(j.memo(), j.s.lists, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
 		}
 	}

@@ -254,6 +254,8 @@ type Scratch struct {
 	// Device and Hint hold what names the device while it is looked up.
 	Device usercache.DeviceID
 	Hint   [MaxHint + 4]byte
+	// Policy is what package policy keeps from one query to the next.
+	Policy any
 	// Answer and Verdict are of the step under way: behind interfaces they would escape one by one.
 	Answer  Answer
 	Verdict Verdict

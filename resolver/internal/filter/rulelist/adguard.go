@@ -276,6 +276,9 @@ func (p *parser) expression(e string) string {
 	if needsSlash(re) {
 		return "an expression for URLs: DNS sees names only"
 	}
+	if n := roughly(re); n > 4*maxInsts { // before a few bytes of text become millions of steps
+		return fmt.Sprintf("an expression that costs too much: some %d steps, the limit is %d", n, maxInsts)
+	}
 	prog, err := syntax.Compile(re.Simplify())
 	if err != nil {
 		return "expression: " + err.Error()
@@ -290,6 +293,21 @@ func (p *parser) expression(e string) string {
 		p.world("/" + e + "/")
 	}
 	return ""
+}
+
+// roughly returns about how many steps an expression is compiled to, or a million if there are more.
+func roughly(re *syntax.Regexp) int {
+	n := 1
+	for _, s := range re.Sub {
+		n += roughly(s)
+	}
+	switch re.Op {
+	case syntax.OpLiteral:
+		n = len(re.Rune)
+	case syntax.OpRepeat:
+		n *= max(re.Min, re.Max, 1)
+	}
+	return min(n, 1_000_000)
 }
 
 // needsSlash reports whether every match of re contains a slash.

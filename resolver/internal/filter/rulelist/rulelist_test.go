@@ -623,3 +623,28 @@ func FuzzZone(f *testing.F) {
 		}
 	})
 }
+
+// An expression that a few bytes make immense is refused before it is: what reading it takes does not depend on how big it
+// would have become.
+func TestImmenseExpressions(t *testing.T) {
+	for what, e := range map[string]string{
+		"repeats": strings.Repeat("a{1000}", 140), "classes": strings.Repeat("[^a]{1000}", 100), "letters": strings.Repeat(`\pL{0,1000}`, 90),
+		"nested": strings.Repeat("(a{0,30}){0,30}", 66), "open": strings.Repeat("a{1000,}", 120),
+	} {
+		var rep Report
+		bytes := testing.Benchmark(func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				rep, _ = Parse(strings.NewReader("/"+e+"/\n"), Options{}, func(*Rule) {})
+			}
+		}).AllocedBytesPerOp()
+		if rep.Rules != 0 || !strings.Contains(rep.Complaints[0].Reason, "costs too much") || bytes > 3<<20 {
+			t.Errorf("%s: %d rules, %d bytes allocated: %+v", what, rep.Rules, bytes, rep.Complaints)
+		}
+	}
+	for _, e := range []string{"^(?:[a-z0-9-]{1,63}\\.){2,5}example$", "^a{900}", "(?:ads?|track(?:er|ing)?)[0-9]{1,3}\\."} {
+		if rep, _ := Parse(strings.NewReader("/"+e+"/\n"), Options{}, func(*Rule) {}); rep.Rules != 1 {
+			t.Errorf("%s: %+v", e, rep.Complaints)
+		}
+	}
+}
