@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -203,7 +204,7 @@ func TestLines(t *testing.T) {
 	}
 	sum := fnv.New64()
 	defer func() {
-		const want = 0x629c57cbc1f86ae4
+		const want = 0x4da4acdbf70d52ce
 		if sum.Sum64() != want && !t.Failed() {
 			t.Errorf("these lines give other rules than before, or there are more of them: %#x. If any gives others, raise Version, so that kept indexes are made anew; then put the number here", sum.Sum64())
 		}
@@ -631,13 +632,11 @@ func TestImmenseExpressions(t *testing.T) {
 		"repeats": strings.Repeat("a{1000}", 140), "classes": strings.Repeat("[^a]{1000}", 100), "letters": strings.Repeat(`\pL{0,1000}`, 90),
 		"nested": strings.Repeat("(a{0,30}){0,30}", 66), "open": strings.Repeat("a{1000,}", 120),
 	} {
-		var rep Report
-		bytes := testing.Benchmark(func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				rep, _ = Parse(strings.NewReader("/"+e+"/\n"), Options{}, func(*Rule) {})
-			}
-		}).AllocedBytesPerOp()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		rep, _ := Parse(strings.NewReader("/"+e+"/\n"), Options{}, func(*Rule) {})
+		runtime.ReadMemStats(&after)
+		bytes := after.TotalAlloc - before.TotalAlloc
 		if rep.Rules != 0 || !strings.Contains(rep.Complaints[0].Reason, "costs too much") || bytes > 3<<20 {
 			t.Errorf("%s: %d rules, %d bytes allocated: %+v", what, rep.Rules, bytes, rep.Complaints)
 		}
