@@ -194,3 +194,47 @@ func mustName(t *testing.T, s string) resolver.Name {
 	}
 	return n
 }
+
+// TestListZonesLoop: what the records of a list's zone lead to is judged again, by the same zone and all others; those
+// that lead round in a circle, or on for ever, end in a failure that says so, and no more is asked upstream.
+func TestListZonesLoop(t *testing.T) {
+	zone := []string{"$TTL 60", "a CNAME b.", "b CNAME a.", "self.example CNAME self.example.", "*.grow.example CNAME *.x.grow.example.", "to.example CNAME blocked.example.", "blocked.example CNAME .",
+		"pass.example CNAME pass2.example.", "pass2.example CNAME rpz-passthru.", "*.walled.example CNAME door.walled.example.", "32.1.2.0.192.rpz-ip CNAME www.good.example.", "32.2.2.0.192.rpz-ip CNAME y.ping.example.", "32.3.2.0.192.rpz-ip CNAME x.ping.example.", "b.rpz-nsdname CNAME ."}
+	for i := range 20 {
+		zone = append(zone, fmt.Sprintf("c%d.example CNAME c%d.example.", i, i+1))
+	}
+	l, text := list(0, strings.Join(zone, "\n")+"\n")
+	u := &userv1.User{Settings: &userv1.Settings{Lists: strs("l"), Mode: userv1.BlockMode_BLOCK_MODE_NXDOMAIN}, Devices: []*userv1.Device{{Id: "d", Links: []string{"10.0.1.1"}}}}
+	synctest.Test(t, func(t *testing.T) {
+		sim := newInternet(t, zones{zoneAt("example.", labServer, `
+self A 192.0.2.9
+door.walled A 192.0.2.8
+pass2 A 192.0.2.7
+www.good A 192.0.2.1
+x.ping A 192.0.2.2
+y.ping A 192.0.2.3
+c14 A 192.0.2.14
+c20 A 192.0.2.20
+blocked A 192.0.2.6
+`)})
+		withHousehold(t, sim, map[string]proto.Message{"list/l": l}, map[string]proto.Message{"u": u}, [][]byte{text}, nil, func(h *household) {
+			const tooOften = "SERVFAIL, EDE 0"
+			for range 2 {
+				for name, want := range map[string]string{
+					"a.": tooOften, "b.": tooOften, "self.example.": "NOERROR, A 192.0.2.9", "y.grow.example.": "NXDOMAIN, CNAME y.grow.example.x.grow.example., SOA 300", "to.example.": "NXDOMAIN, CNAME blocked.example., SOA 10, EDE 17",
+					"pass.example.": "NOERROR, A 192.0.2.7, CNAME pass2.example.", "door.walled.example.": "NOERROR, A 192.0.2.8", "x.walled.example.": "NOERROR, A 192.0.2.8, CNAME door.walled.example.",
+					"www.good.example.": "NOERROR, A 192.0.2.1", "x.ping.example.": tooOften, "c0.example.": tooOften,
+					"c13.example.": "NOERROR, A 192.0.2.20, CNAME c14.example., CNAME c15.example., CNAME c16.example., CNAME c17.example., CNAME c18.example., CNAME c19.example., CNAME c20.example.",
+				} {
+					m, err := h.from("10.0.1.1", name, dns.TypeA)
+					if got := briefly(m, err); got != want {
+						t.Errorf("%s: %s, want %s", name, got, want)
+					}
+				}
+			}
+			if n := sim.Count(func(e siminternet.LogEntry) bool { return strings.Contains(e.Name, "blocked") || strings.HasPrefix(e.Name, "c1") }); n != 0 {
+				t.Errorf("%d questions for what nobody gets went upstream", n)
+			}
+		})
+	})
+}

@@ -59,6 +59,12 @@ type Source struct {
 // MaxBytes is how long the text of one zone may be; a hostile one could fill the memory (CVE-2026-33259).
 const MaxBytes = 512 << 20
 
+const (
+	// maxGenerated is how many records of one zone may come of $GENERATE, which makes 65,536 of a line.
+	maxGenerated = 1 << 18
+	leastRecord  = 8 // bytes of text
+)
+
 // A Report says what became of a Source.
 type Report struct {
 	Zone  dnsname.Name
@@ -105,7 +111,14 @@ func Load(sources []Source, why query.Why) (*Rules, []Report, error) {
 		z := &zone{name: s.Name, action: s.Action, target: s.Target, reason: "policy zone " + strings.TrimSuffix(s.Name.String(), "."), negative: defaultTTL}
 		z.report.Zone = s.Name
 		text := &limited{r: s.Text, left: MaxBytes}
-		if err := dnswire.EachRecord(text, s.Name.String(), s.File, defaultTTL, z.add); err != nil {
+		records := int64(0)
+		err := dnswire.EachRecord(text, s.Name.String(), s.File, defaultTTL, func(r dnswire.Record) error {
+			if records++; records > maxGenerated+(MaxBytes-text.left)/leastRecord {
+				return fmt.Errorf("%s: $GENERATE makes more than %d records", s.File, maxGenerated)
+			}
+			return z.add(r)
+		})
+		if err != nil {
 			if text.left < 0 {
 				err = fmt.Errorf("%s is longer than %d bytes", s.File, MaxBytes)
 			}
