@@ -15,12 +15,20 @@
 // How it is kept. A rule that needs no more than a suffix is sixteen bytes in an open-addressing table, keyed
 // by the 64-bit SipHash of the suffix, and a line number; two names are taken for the same only if all 64
 // bits agree, under a key that no list author knows. The rest, patterns, expressions and rules with
-// conditions, hang off a suffix or off four or eight literal bytes that any name they match must contain; the
-// few that have none are tried on every name. A base table and up to MaxOverlays younger ones are searched
-// together, so that a changed list costs its own size, and Merge makes them one again.
+// conditions, hang off a suffix, off the first bytes of a label or off four or eight literal bytes that any name
+// they match must contain; the few that have none are tried on every name that has their characters. A base table
+// and up to MaxOverlays younger ones are searched together, so that a changed list costs its own size, and Merge
+// makes them one again.
+//
+// How it is asked. Nearly all places of nearly all names meet nothing. So filters, small enough to stay in the
+// processor's caches, are asked for all places at once and without branches, and only what they let through is looked
+// up. A Memo keeps, for one goroutine, where the names and addresses it sees all the time were found. The sets of
+// lists that have a fact are not kept beside answers in the cache, as was planned: a Memo does the same for all
+// answers that name a thing, needs no bytes an answer, and no answer has to be thrown away when lists change.
 //
 // Matching allocates nothing and does no I/O. A list's author can slow only names that meet his rules, and
-// those within limits: rules beyond them are left out and named (Dropped), and what they cost one query is bounded too (Query.Spent). The root name is never filtered.
+// those within limits: rules beyond them are left out and named (Dropped), and what trying rules may cost a query is
+// bounded (Query.Spent). The root name is never filtered.
 package filter
 
 import (
