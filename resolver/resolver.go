@@ -18,6 +18,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -61,6 +62,9 @@ type Options struct {
 	// Blob returns the bytes of a list or rule text by the SHA-256 of its content, or false while they are
 	// not there.
 	Blob func(sha256 [32]byte) ([]byte, bool)
+	// OpenBlob opens a catalogue list's text for reading, which may be longer than is good for memory. Nil takes it
+	// from Blob.
+	OpenBlob func(sha256 [32]byte) (io.ReadCloser, bool)
 	// FilterIndex is the file that keeps the compiled catalogue lists for the next start; "" keeps none.
 	FilterIndex string
 
@@ -239,7 +243,7 @@ func New(o Options) (_ *Resolver, err error) {
 	servers := &nameServers{rrsets: r.engine.rrsets, iterator: r.engine.iterator, zones: r.rules}
 	r.rules.servers = servers
 	r.policy = policy.New(policy.Options{
-		Key: r.engine.key, Users: o.Users, Blob: o.Blob, Changed: r.catalogueChanged(), Logger: o.Logger,
+		Key: r.engine.key, Users: o.Users, Blob: o.Blob, OpenBlob: o.OpenBlob, Changed: r.catalogueChanged(), Logger: o.Logger,
 		Index: o.FilterIndex, Servers: servers.Of,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})

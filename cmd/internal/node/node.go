@@ -15,6 +15,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net/netip"
@@ -249,6 +250,10 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 		Blob: func(sum [32]byte) ([]byte, bool) {
 			b, err := n.sync.Blobs().Get(sum)
 			return b, err == nil
+		},
+		OpenBlob: func(sum [32]byte) (io.ReadCloser, bool) {
+			f, err := n.sync.Blobs().Open(sum)
+			return f, err == nil
 		},
 		FilterIndex: filepath.Join(c.DataDir, "filter.index"),
 		Access:      resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},

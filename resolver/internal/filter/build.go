@@ -49,6 +49,7 @@ func (m *Matcher) Dropped() []Dropped { return m.rules.dropped }
 type Stats struct {
 	Rules    int   // rules that can match, or disable others
 	Bytes    int64 // memory, roughly
+	Overlaid int64 // of it, the overlays
 	Patterns int   // of the rules, those that are not in tables
 }
 
@@ -58,7 +59,10 @@ func (m *Matcher) Stats() Stats {
 	for i := range m.layers {
 		t := m.layers[i].table
 		s.Rules += t.rules
-		s.Bytes += int64(cap(t.filter))*8 + int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
+		bytes := int64(cap(t.filter))*8 + int64(cap(t.slots))*16 + int64(cap(t.sets))*8 + int64(cap(t.lines))*4
+		if s.Bytes += bytes; i > 0 {
+			s.Overlaid += bytes
+		}
 	}
 	s.Rules += s.Patterns
 	s.Bytes += int64(len(m.rules.all))*32 + int64(len(m.rules.texts)) + int64(len(m.rules.always))*4

@@ -348,6 +348,7 @@ func (x *rules) pack(mem *region, pairs [6]pairs) {
 	x.always = move(c, x.always)
 	for i, m := range x.maps() {
 		*m = pairs[i].multimap(c)
+		pairs[i].mem.free()
 	}
 }
 
@@ -375,10 +376,10 @@ func (x *rules) need(r *rule) need {
 	n := need{size: int(r.least)}
 	texts := x.literals(r)
 	if r.flags&isRegex != 0 {
-		texts = slices.Values(x.moreOf(r).pre.needs)
+		texts.set = x.moreOf(r).pre.needs
 	}
-	for t := range texts {
-		n.chars |= charset(t)
+	for texts.next() {
+		n.chars |= charset(texts.lit)
 	}
 	return n
 }
@@ -450,7 +451,8 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 		if r.flags&isBad != 0 {
 			continue
 		}
-		for l := range x.literals(r) {
+		for it := x.literals(r); it.next(); {
+			l := it.lit
 			for g := range grams(l) {
 				count.add(g, 1)
 			}
@@ -464,14 +466,13 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 			count.add(key.Hash(name[:n]), 1)
 		}
 	}
-	var suffix, label8, label4, by8, by4 []pair
-	dot := make([]pair, 0, len(x.all)) // most of them, in real lists
+	suffix, dot, label8, label4, by8, by4 := &found[0], &found[1], &found[2], &found[3], &found[4], &found[5]
 	hang := func(lit string, id uint32) {
 		g, _ := count.rarest(lit)
 		if len(lit) >= 8 {
-			by8 = append(by8, pair{g, id})
+			by8.add(g, id)
 		} else {
-			by4 = append(by4, pair{g, id})
+			by4.add(g, id)
 		}
 	}
 	var perList [MaxLists]int
@@ -492,7 +493,7 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 			pre := x.moreOf(r).pre
 			if p := pre.prefixes; len(p) > 0 && shortest(p) >= 4 {
 				for _, l := range p {
-					label4 = append(label4, pair{gram(l[:4]), id})
+					label4.add(gram(l[:4]), id)
 				}
 				continue
 			}
@@ -512,7 +513,8 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 		least := uint32(0)
 		var label labelKey // of labels but the first the longest, of those the rarest
 		leastLabel := uint32(0)
-		for l := range x.literals(r) {
+		for it := x.literals(r); it.next(); {
+			l := it.lit
 			for k := range labelKeys(l) {
 				if c := count.of(k.key); k.size > label.size || k.size == label.size && c < leastLabel {
 					label, leastLabel = k, c
@@ -527,28 +529,26 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 		}
 		switch {
 		case r.flags&isTrigger != 0, labels >= 2 && (best == "" || count.of(key.Hash(name[:n])) <= crowded):
-			suffix = append(suffix, pair{key.Hash(name[:n]), id})
+			suffix.add(key.Hash(name[:n]), id)
 		case atStart && len(first) >= 8 && count.of(gram(first[:8])) <= crowded:
-			label8 = append(label8, pair{gram(first[:8]), id})
+			label8.add(gram(first[:8]), id)
 		case label.size >= 8 && leastLabel <= crowded:
-			dot = append(dot, pair{label.key, id})
+			dot.add(label.key, id)
 		case atStart && 4 <= len(first) && len(best) < 8 && count.of(gram(first[:4])) <= crowded:
-			label4 = append(label4, pair{gram(first[:4]), id})
+			label4.add(gram(first[:4]), id)
 		case label.size == 4 && len(best) < 8 && leastLabel <= crowded:
-			label4 = append(label4, pair{label.key, id})
+			label4.add(label.key, id)
 		case best != "":
 			hang(best, id)
 		case labels >= 1:
-			suffix = append(suffix, pair{key.Hash(name[:n]), id})
+			suffix.add(key.Hash(name[:n]), id)
 		default:
 			always(id)
 		}
 	}
 	count.mem.free()
-	for i, ps := range [...][]pair{suffix, dot, label8, label4, by8, by4} {
-		var over []uint32
-		found[i], over = newPairs(ps)
-		for _, id := range over {
+	for i := range found {
+		for _, id := range found[i].settle() {
 			// An expression may hang elsewhere too; a rule that some names would not meet is better met by none.
 			x.all[id].flags |= isDropped
 			x.dropped = append(x.dropped, Dropped{x.all[id].list, x.all[id].line})
@@ -667,13 +667,34 @@ func (x *ruleSet) first(r *rule) (text string, atStart bool) {
 	return text, true
 }
 
-// literals yields, for a pattern, the runs of bytes that a match contains, all of them; for an expression, a
-// set of which it contains one.
-func (x *ruleSet) literals(r *rule) iter.Seq[string] {
+// literals are, of a pattern, the runs of bytes that a match contains, all of them; of an expression, a set of
+// which it contains one.
+type literals struct {
+	lit string // the one come to
+
+	set  []string
+	rest string
+	more bool // of rest
+}
+
+func (x *ruleSet) literals(r *rule) literals {
 	if r.flags&isRegex != 0 {
-		return slices.Values(x.moreOf(r).pre.anchors)
+		return literals{set: x.moreOf(r).pre.anchors}
 	}
-	return strings.SplitSeq(x.text(r), "*")
+	return literals{rest: x.text(r), more: true}
+}
+
+// next goes to the next, if there is one.
+func (l *literals) next() bool {
+	switch {
+	case l.more:
+		l.lit, l.rest, l.more = strings.Cut(l.rest, "*")
+	case len(l.set) > 0:
+		l.lit, l.set = l.set[0], l.set[1:]
+	default:
+		return false
+	}
+	return true
 }
 
 // suffix writes the whole labels that the names a pattern matches end with, as a name in wire form, and
@@ -730,16 +751,19 @@ type pair struct {
 	id  uint32
 }
 
-// pairs are what a multimap is made of, in order.
+// pairs are what a multimap is made of. They lie in memory of their own that is given back when it is.
 type pairs struct {
+	mem      *region
 	all      []pair
 	distinct int // keys
 }
 
-// newPairs also returns the rules that are left out because their key has maxCrowd others.
-func newPairs(ps []pair) (p pairs, over []uint32) {
-	slices.SortStableFunc(ps, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
-	ps = slices.Compact(ps)
+func (p *pairs) add(key uint64, id uint32) { p.all = append(extend(&p.mem, p.all, 1), pair{key, id}) }
+
+// settle puts the pairs in order. It returns the rules that are left out because their key has maxCrowd others.
+func (p *pairs) settle() (over []uint32) {
+	slices.SortStableFunc(p.all, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
+	ps := slices.Compact(p.all)
 	kept := ps[:0]
 	run := 0
 	for _, p := range ps {
@@ -758,7 +782,7 @@ func newPairs(ps []pair) (p pairs, over []uint32) {
 			p.distinct++
 		}
 	}
-	return p, over
+	return over
 }
 
 // size returns the lengths of the multimap's filter and keys.

@@ -286,7 +286,15 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 		ids[l.Number] = ID(l.ID)
 	}
 	c := &cutter{mem.words}
-	pieces := mem.pieces()
+	// A merge gives back a table's slots piece by piece, and its lines; and patterns are given back alone.
+	var parts []stretch
+	at := 0
+	for _, l := range p.Layers {
+		parts = append(parts, stretch{at + l.Filter, someMemory}, stretch{at + l.Filter + wordsFor[slot](l.Slots), hugePage})
+		at += l.Filter + wordsFor[slot](l.Slots) + l.Sets + wordsFor[uint32](l.Lines)
+		parts = append(parts, stretch{at, someMemory})
+	}
+	pieces := mem.cut(append(parts, stretch{words, hugePage})...)
 	for _, l := range p.Layers {
 		t := &table{rules: l.Rules, shift: l.Shift, span: l.Span}
 		words := c.rest
@@ -373,7 +381,7 @@ func (t *table) check() error {
 		}
 		lines[begin] = uint32(n)
 	}
-	last := uint64(0)
+	last, line := uint64(0), uint32(0)
 	for i := range t.slots {
 		s := &t.slots[i]
 		if s.hash == 0 {
@@ -385,9 +393,10 @@ func (t *table) check() error {
 		if last = s.hash; s.set&single != 0 {
 			continue
 		}
-		if int(s.set) >= len(lines) || lines[s.set] == 0 || uint64(s.lines)+uint64(lines[s.set]) > uint64(len(t.lines)) {
+		if s.lines < line || int(s.set) >= len(lines) || lines[s.set] == 0 || uint64(s.lines)+uint64(lines[s.set]) > uint64(len(t.lines)) {
 			return damaged
 		}
+		line = s.lines
 	}
 	return nil
 }

@@ -96,22 +96,40 @@ func (r *region) huge() {
 	}
 }
 
-const hugePage = 2 << 20
+const (
+	hugePage = 2 << 20
+	// someMemory is worth to be given back by itself where there are no huge pages.
+	someMemory = 256 << 10
+)
 
-// pieces cuts a mapping at the borders of huge pages into regions that are given back one by one. What r is of
-// any other memory is one piece, itself; otherwise r is void.
-func (r *region) pieces() []*region {
-	if !r.mapped || len(r.words)*8 < 2*hugePage {
+// pieces cuts a mapping at the multiples of so many bytes, a power of two, into regions that are given back one by
+// one. What r is of any other memory is one piece, itself; otherwise r is void.
+func (r *region) pieces(size uintptr) []*region { return r.cut(stretch{len(r.words), size}) }
+
+// A stretch is a part of a region, up to a word, that is cut into pieces of its own size.
+type stretch struct {
+	to   int
+	size uintptr
+}
+
+// cut is pieces for a region whose parts are cut each in its way. A page on the border of two is the former's.
+func (r *region) cut(parts ...stretch) (pieces []*region) {
+	if !r.mapped {
 		return []*region{r}
 	}
-	var ps []*region
-	for w := r.disown(); len(w) > 0; {
-		n := min(len(w), int(hugePage-addressOf(w)%hugePage)/8)
-		p := &region{}
-		p.own(w[:n:n])
-		ps, w = append(ps, p), w[n:]
+	words := r.disown()
+	page := os.Getpagesize() / 8
+	from := 0
+	for _, part := range parts {
+		for to := min(len(words), (part.to+page-1)/page*page); from < to; {
+			n := min(to-from, int(part.size-addressOf(words[from:])%part.size)/8)
+			p := &region{}
+			p.own(words[from : from+n : from+n])
+			pieces = append(pieces, p)
+			from += n
+		}
 	}
-	return ps
+	return pieces
 }
 
 // addressOf returns where words lie.

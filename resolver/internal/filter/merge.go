@@ -45,6 +45,13 @@ func (m *Matcher) Merge(serve func(*Matcher)) *Matcher {
 	if suffixes == 0 {
 		return &next
 	}
+	const step = borders / stages
+	border := step
+	if serve == nil || suffixes < stagedFrom {
+		border = borders
+	} else {
+		release(nil) // what is left of the building of m
+	}
 	w := newWriter(rules, suffixes, shared)
 	free := 0 // the first slot that is so
 	for g := newMerging(layers); g.next(); {
@@ -53,13 +60,8 @@ func (m *Matcher) Merge(serve func(*Matcher)) *Matcher {
 	mem := newRegion(2 * max(free, int(w.span)))
 	mem.huge()
 	w.slots = castSlice[slot](mem.words)
-	w.mem = append(w.mem, mem.pieces()...)
+	w.mem = append(w.mem, mem.pieces(hugePage)...)
 
-	const step = borders / stages
-	border := step
-	if serve == nil || suffixes < stagedFrom {
-		border = borders
-	}
 	free = 0
 	g := newMerging(layers)
 	clear(layers)
@@ -160,8 +162,18 @@ func (g *merging) stage(w *writer, border uint64, next Matcher, serve func(*Matc
 		next.layers = append(next.layers, c.layer)
 	}
 	serve(&next)
-	// The collector gives the memory back. Who matches with the Matcher before has it for a moment yet; if he has
-	// it for longer, the memory is given back later.
+	release(&held)
+}
+
+// release has the collector give back what nobody holds any more, and waits for a moment until that is done for what
+// held counts. Who matches with the Matcher of before has that for a moment yet; if somebody has it for longer, the
+// memory is given back later.
+func release(held *atomic.Int64) {
+	if held == nil { // anything that is given back with all else
+		held = new(atomic.Int64)
+		held.Add(1)
+		runtime.AddCleanup(new(region), func(held *atomic.Int64) { held.Add(-1) }, held)
+	}
 	for try := range 100 {
 		if try%25 == 0 {
 			runtime.GC()
@@ -190,10 +202,16 @@ func (t *table) after(border uint64, held *atomic.Int64) *table {
 	c := *t
 	c.sift(border>>(t.shift&63), uint64(len(t.filter)))
 	first, _ := bits.Mul64(border, t.span) // of the slots that may be searched
-	gone := bytesOf(t.slots[:first])
+	filter, slots, lines := bytesOf(t.filter), bytesOf(t.slots[:first]), bytesOf(t.lines)
+	for _, s := range t.slots[first:] {
+		if s.hash >= border && s.set&single == 0 { // lines are in the order of slots
+			lines = bytesOf(t.lines[:s.lines])
+			break
+		}
+	}
 	c.mem = nil
 	for _, r := range t.mem {
-		if !r.mapped || !r.inside(gone) {
+		if !r.mapped || !r.inside(filter) && !r.inside(slots) && !r.inside(lines) {
 			c.mem = append(c.mem, r)
 			continue
 		}

@@ -137,7 +137,7 @@ func newTable(p *postings) *table {
 	}
 	t.sets = slices.Clip(t.sets)
 	t.slots = spreadSlots(p.mem, k, t.span)
-	t.mem = append(t.mem, p.mem.pieces()...)
+	t.mem = append(t.mem, p.mem.pieces(hugePage)...)
 	*p = postings{}
 	return t
 }
@@ -158,19 +158,19 @@ func newWriter(rules, suffixes, shared int) *writer {
 	if suffixes >= stagedFrom {
 		t.span = (t.span + borders - 1) / borders * borders
 	}
-	if suffixes >= stagedFrom { // a merge has done with the filter first
+	if suffixes < stagedFrom {
+		mem := newRegion(1<<words + wordsFor[uint32](shared))
+		c := cutter{mem.words}
+		t.filter, t.lines = c.words(1<<words), cut[uint32](&c, shared)
+		t.mem = []*region{mem}
+	} else { // a merge has done with the filter first
 		t.sieve = newRegion(1 << words)
 		t.sieve.huge()
 		t.filter = t.sieve.words
+		lines := newRegion(wordsFor[uint32](shared))
+		t.lines = cut[uint32](&cutter{lines.words}, shared)
+		t.mem = lines.pieces(someMemory)
 	}
-	rest := newRegion(1<<words - len(t.filter) + wordsFor[uint32](shared))
-	rest.huge()
-	c := cutter{rest.words}
-	if t.filter == nil {
-		t.filter = c.words(1 << words)
-	}
-	t.lines = cut[uint32](&c, shared)
-	t.mem = []*region{rest}
 	return &writer{table: t, interned: map[string]uint32{}}
 }
 

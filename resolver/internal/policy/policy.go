@@ -46,7 +46,9 @@
 package policy
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -55,6 +57,7 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+	"weak"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
@@ -120,6 +123,8 @@ type Options struct {
 	// Servers returns the name servers of the zones on the way to a name of an answer, with their addresses if those
 	// matter. Nil: nobody knows any.
 	Servers func(q *query.Query, a *query.Answer, name dnsname.Name, addrs bool) query.Servers
+	// OpenBlob opens a catalogue list's text, which may be longer than is good for memory; nil takes it from Blob.
+	OpenBlob func(sha256 [32]byte) (io.ReadCloser, bool)
 	// Changed is sent to when the catalogue may have changed or a blob has arrived. Nil: nothing changes
 	// after New.
 	Changed <-chan struct{}
@@ -139,14 +144,27 @@ type Policy struct {
 	// changes counts what may have brought a text that was missing.
 	changes atomic.Uint64
 
-	listsChanged chan struct{}   // of one: the lists' index may not be on disk
-	saved        *filter.Matcher // keepIndex's: what was written, or read
+	listsChanged chan struct{} // of one: the lists' index may not be on disk
+
+	making sync.Mutex            // held while the state is made anew; no query waits for it
+	former []weak.Pointer[shelf] // of states before this one
+	merged bool                  // since the index was written
+
+	// keepIndex's.
+	saved   [usercache.MaxLists]filter.ID // the lists as they were written, or read
+	unsaved bool                          // the disk failed
 }
 
 // New returns a Policy of the catalogue as it is.
 func New(o Options) *Policy {
 	if o.Blob == nil {
 		o.Blob = func([32]byte) ([]byte, bool) { return nil, false }
+	}
+	if o.OpenBlob == nil {
+		o.OpenBlob = func(sum [32]byte) (io.ReadCloser, bool) {
+			text, ok := o.Blob(sum)
+			return io.NopCloser(bytes.NewReader(text)), ok
+		}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -158,8 +176,8 @@ func New(o Options) *Policy {
 	p.own.init(o.OwnBytes)
 	first := &state{key: o.Key}
 	first.loadIndex(&p.o)
-	p.saved = first.lists
-	p.state.Store(newState(&p.o, first))
+	p.saved = first.listHash
+	p.state.Store(p.newState(first))
 	p.tellListsChanged()
 	return p
 }
@@ -179,15 +197,22 @@ func (p *Policy) Run(ctx context.Context) error {
 	}
 }
 
-// Update brings the snapshot up to the present catalogue. It returns when queries are judged by it.
+// Update brings the snapshot up to the present catalogue. It returns when queries are judged by it, but for lists that
+// wait for memory: those are judged by the version before until the ones that came first are merged.
 func (p *Policy) Update() {
 	p.changes.Add(1)
+	p.making.Lock()
+	defer p.making.Unlock()
 	old := p.state.Load()
-	if s := newState(&p.o, old); s != old {
-		p.state.Store(s)
-		if s.lists != old.lists {
-			p.tellListsChanged()
-		}
+	s := p.newState(old)
+	if s == old {
+		return
+	}
+	p.state.Store(s)
+	if s.lists != old.lists {
+		p.former = slices.DeleteFunc(p.former, func(w weak.Pointer[shelf]) bool { return w.Value() == nil })
+		p.former = append(p.former, weak.Make(old.lists))
+		p.tellListsChanged()
 	}
 }
 
@@ -198,11 +223,11 @@ func (p *Policy) Missing() []string { return p.state.Load().missing }
 // revision of the newest catalogue of which that was so.
 func (p *Policy) Serving() (present bool, revision uint64) {
 	s := p.state.Load()
-	return len(s.missing) == 0 && s.catalogue == p.o.Users.Catalogue(), s.whole
+	return s.isWhole() && s.catalogue == p.o.Users.Catalogue(), s.whole
 }
 
 // Stats returns what the catalogue's lists come to.
-func (p *Policy) Stats() filter.Stats { return p.state.Load().lists.Stats() }
+func (p *Policy) Stats() filter.Stats { return p.state.Load().lists.Load().Stats() }
 
 // A judge is one judgement under way: of a question or of the names and addresses of an answer.
 type judge struct {
@@ -538,9 +563,10 @@ func (j *judge) late(n *name) query.Verdict {
 			}
 		}
 	}
+	catalogue := j.s.lists.Load()
 	if *lists != (filter.Set{}) {
-		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
-			best, from, why = r, source{matcher: j.s.lists}, WhyList
+		if r := j.memo().Match(catalogue, n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
+			best, from, why = r, source{matcher: catalogue}, WhyList
 		}
 	}
 	var verdict query.Verdict
@@ -550,8 +576,8 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
-			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
+		if r := j.memo().Match(catalogue, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
+			return j.result(source{matcher: catalogue}, &r, WhyThreat, n)
 		}
 	}
 	return verdict
@@ -658,8 +684,9 @@ func (j *judge) target(to []byte, excepted bool) query.Verdict {
 // threat is row 11 alone.
 func (j *judge) threat(n *name) query.Verdict {
 	if _, threats, _ := j.now(); *threats != (filter.Set{}) {
-		if r := j.memo().Match(j.s.lists, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
-			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
+		m := j.s.lists.Load()
+		if r := j.memo().Match(m, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
+			return j.result(source{matcher: m}, &r, WhyThreat, n)
 		}
 	}
 	return query.Verdict{}

@@ -32,8 +32,9 @@ func (j *judge) wants() (names, addrs bool) {
 		names, addrs = names || n, addrs || a
 	}
 	lists, threats, _ := j.now()
-	ask(j.s.lists, lists)
-	ask(j.s.lists, threats)
+	catalogue := j.s.lists.Load()
+	ask(catalogue, lists)
+	ask(catalogue, threats)
 	if j.own != nil {
 		for _, m := range j.own.rules {
 			if m != nil {
@@ -134,6 +135,7 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 			return v
 		}
 	}
+	catalogue := j.s.lists.Load()
 	if !excepted {
 		var best filter.Result
 		from, why := source{}, WhyNothing
@@ -146,8 +148,8 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 			}
 		}
 		if *lists != (filter.Set{}) {
-			if r := b.match(j.memo(), j.s.lists, lists, &j.fq); outranks(&r, &best) {
-				best, from, why = r, source{matcher: j.s.lists}, WhyList
+			if r := b.match(j.memo(), catalogue, lists, &j.fq); outranks(&r, &best) {
+				best, from, why = r, source{matcher: catalogue}, WhyList
 			}
 		}
 		if why != WhyNothing {
@@ -157,8 +159,8 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		}
 	}
 	if *threats != (filter.Set{}) {
-		if r := b.match(j.memo(), j.s.lists, threats, &j.fq); isThreat(&r) {
-			return j.result(source{matcher: j.s.lists}, &r, WhyThreat, n)
+		if r := b.match(j.memo(), catalogue, threats, &j.fq); isThreat(&r) {
+			return j.result(source{matcher: catalogue}, &r, WhyThreat, n)
 		}
 	}
 	return verdict

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"math/bits"
 	"strings"
@@ -19,13 +18,14 @@ type state struct {
 
 	view view // of queries whose profile is of the same catalogue
 
-	lists    *filter.Matcher // catalogue lists by number
+	lists    *shelf          // catalogue lists by number; states with the same lists share it
 	services *filter.Matcher // services by number, as if each were a list
 	// What the matchers were made of.
 	listHash    [usercache.MaxLists]filter.ID
 	serviceText [usercache.MaxServices]string
 	missing     []string
-	// whole is the revision of the newest catalogue so far of which nothing was missing.
+	waiting     int // how many lists wait for memory
+	// whole is the revision of the newest catalogue so far of which nothing was missing or waiting.
 	whole uint64
 
 	required     usercache.ListSet // lists whose blocking others demand
@@ -72,26 +72,25 @@ func sameList(a, b *filter.ID) bool { return [sha256.Size]byte(a[:]) == [sha256.
 // safeSearchTTL of aliases to an engine's safe mode that name none, in seconds.
 const safeSearchTTL = 300
 
+// isWhole reports whether the state has the present versions of all its lists.
+func (s *state) isWhole() bool { return len(s.missing) == 0 && s.waiting == 0 }
+
 // newState makes the state of the present catalogue; it returns old if nothing is different.
-func newState(o *Options, old *state) *state {
-	cat := o.Users.Catalogue()
-	if old != nil && old.catalogue == cat && len(old.missing) == 0 {
+func (p *Policy) newState(old *state) *state {
+	cat := p.o.Users.Catalogue()
+	if old.catalogue == cat && old.isWhole() {
 		return old
 	}
-	s := &state{key: o.Key, catalogue: cat}
+	s := &state{key: p.o.Key, catalogue: cat}
 	s.view.state = s
-	if old != nil {
-		s.lists, s.services, s.listHash, s.serviceText = old.lists, old.services, old.listHash, old.serviceText
-	}
-	changed := s.compileLists(o, cat)
-	changed = s.compileServices(o, cat) || changed
-	if old != nil && old.catalogue == cat && !changed && len(s.missing) == len(old.missing) {
+	s.lists, s.services, s.listHash, s.serviceText = old.lists, old.services, old.listHash, old.serviceText
+	changed := p.compileLists(s)
+	changed = s.compileServices(&p.o, cat) || changed
+	if old.catalogue == cat && !changed && len(s.missing) == len(old.missing) && s.waiting == old.waiting {
 		return old
 	}
-	if len(s.missing) == 0 {
+	if s.whole = old.whole; s.isWhole() {
 		s.whole = cat.Revision
-	} else if old != nil {
-		s.whole = old.whole
 	}
 	for _, l := range cat.Lists {
 		if s.listNames[l.Number] = l.Name; l.Name == "" {
@@ -115,12 +114,14 @@ func newState(o *Options, old *state) *state {
 }
 
 // compileLists brings the matcher of catalogue lists up to the catalogue.
-func (s *state) compileLists(o *Options, cat *usercache.Catalogue) (changed bool) {
-	b := filter.NewBuilder(&o.Key)
+func (p *Policy) compileLists(s *state) (changed bool) {
+	b := filter.NewBuilder(&p.o.Key)
+	room := p.newRoom(s.lists)
 	var there filter.Set
-	for _, l := range cat.Lists {
+	for i := range s.catalogue.Lists {
+		l := &s.catalogue.Lists[i]
 		there.Add(l.Number)
-		id, held := listID(&l), &s.listHash[l.Number]
+		id, held := listID(l), &s.listHash[l.Number]
 		if *held == id {
 			continue
 		}
@@ -132,37 +133,48 @@ func (s *state) compileLists(o *Options, cat *usercache.Catalogue) (changed bool
 				changed = true
 			}
 		}
-		text, ok := o.Blob(l.SHA256)
+		before := room
+		if *held != (filter.ID{}) && !room.take(l.Size) {
+			s.waiting++
+			without()
+			continue
+		}
+		text, ok := p.o.OpenBlob(l.SHA256)
 		if !ok {
+			room = before
 			s.missing = append(s.missing, l.ID)
 			without()
 			continue
 		}
-		rep, err := b.Add(l.Number, bytes.NewReader(text))
+		rep, err := b.Add(l.Number, text)
+		_ = text.Close() // it was read, or there is an error already
 		if err == nil && rep.NotAList != "" {
 			b.Undo()
 		}
 		if err != nil || rep.NotAList != "" {
+			room = before
 			without()
-			o.Logger.Error("a catalogue list cannot be used; its last good version stays", "list", l.ID, "what", rep.NotAList, "err", err)
+			p.o.Logger.Error("a catalogue list cannot be used; its last good version stays", "list", l.ID, "what", rep.NotAList, "err", err)
 			continue
 		}
-		o.Logger.Info("catalogue list compiled", "list", l.ID, "number", l.Number, "rules", rep.Rules, "skipped", rep.Skipped)
+		p.o.Logger.Info("catalogue list compiled", "list", l.ID, "number", l.Number, "rules", rep.Rules, "skipped", rep.Skipped)
 		*held = id
 		changed = true
 	}
-	if s.lists != nil {
-		held := s.lists.Lists()
-		for n := range filter.MaxLists {
-			if held.Has(n) && !there.Has(n) {
-				b.Remove(n)
-				s.listHash[n] = filter.ID{}
-				changed = true
-			}
+	if s.lists == nil {
+		s.lists = newShelf(b.Build(nil))
+		return changed
+	}
+	held := s.lists.Load().Lists()
+	for n := range filter.MaxLists {
+		if held.Has(n) && !there.Has(n) {
+			b.Remove(n)
+			s.listHash[n] = filter.ID{}
+			changed = true
 		}
 	}
-	if changed || s.lists == nil {
-		s.lists = b.Build(s.lists)
+	if changed {
+		s.lists = newShelf(b.Build(s.lists.Load()))
 	}
 	return changed
 }
