@@ -11,11 +11,51 @@ func (c *Cache) Blobs(f func(sum [32]byte)) {
 	}
 }
 
-func (d *Dataset) blobs(f func(sum [32]byte)) {
-	named := userBlobs
-	if d.Kind() == CatalogueKind {
-		named = catalogueBlobs
+// A NewBlob is a blob that a change named, and the revision of the change.
+type NewBlob struct {
+	Sum      [32]byte
+	Revision uint64
+}
+
+// maxNewBlobs is how many blobs NewBlobs has to give at most.
+const maxNewBlobs = 1024
+
+// NewBlobs gives the blobs that records name which have come in deltas since it was last called. Blobs has all of them
+// in time; this is for those that somebody waits for, and when there are more than maxNewBlobs, the rest is left out.
+func (d *Dataset) NewBlobs() []NewBlob {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	named := d.newBlobs
+	d.newBlobs = nil
+	return named
+}
+
+// noteBlobs notes the blobs of a record that has come.
+func (d *Dataset) noteBlobs(c *Change) {
+	named := d.namedBlobs()
+	if named == nil || c.Removed {
+		return
 	}
+	named(c.Key, c.Bytes, func(sum [32]byte) {
+		if len(d.newBlobs) < maxNewBlobs {
+			d.newBlobs = append(d.newBlobs, NewBlob{sum, c.Revision})
+		}
+	})
+}
+
+// namedBlobs walks a record of this kind of dataset; nil if none names blobs.
+func (d *Dataset) namedBlobs() func(key, b []byte, f func([32]byte)) {
+	switch d.kind {
+	case Users:
+		return userBlobs
+	case CatalogueKind:
+		return catalogueBlobs
+	}
+	return nil
+}
+
+func (d *Dataset) blobs(f func(sum [32]byte)) {
+	named := d.namedBlobs()
 	var ordinals []uint32
 	for bucket := range Buckets {
 		d.mu.RLock()

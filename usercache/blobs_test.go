@@ -2,6 +2,7 @@ package usercache
 
 import (
 	"bytes"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -48,5 +49,40 @@ func TestBlobsOfRecords(t *testing.T) {
 		for n := range b { // a record that was cut short must not do harm
 			walk([]byte(c.key), b[:n], func([32]byte) {})
 		}
+	}
+}
+
+// Blobs of changes are told once, with the revision that brought them; those of removals and old news are not.
+func TestNewBlobs(t *testing.T) {
+	d := begin(t, open(t, Options{}).Dataset(CatalogueKind))
+	list := func(key string, revision uint64, n byte) Change {
+		b, err := proto.Marshal(&userv1.List{Number: uint32(n), Sha256: bytes.Repeat([]byte{n}, 32), Size: 3})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Change{Key: []byte(key), Revision: revision, Bytes: b}
+	}
+	delta := Delta{To: 3, Changes: []Change{list("list/a", 1, 1), list("list/b", 2, 2), {Key: []byte("list/c"), Revision: 3, Removed: true}}}
+	for range 2 { // the second time it is nothing new
+		if _, err := d.ApplyDelta(t.Context(), testID, delta, day); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := d.NewBlobs()
+	if len(got) != 2 || got[0].Sum[0] != 1 || got[0].Revision != 1 || got[1].Sum[0] != 2 || got[1].Revision != 2 {
+		t.Errorf("%v", got)
+	}
+	if more := d.NewBlobs(); len(more) > 0 {
+		t.Errorf("told twice: %v", more)
+	}
+	many := Delta{From: 3, To: 4}
+	for i := range maxNewBlobs + 10 {
+		many.Changes = append(many.Changes, list(fmt.Sprintf("list/x%d", i), 4, byte(i)))
+	}
+	if _, err := d.ApplyDelta(t.Context(), testID, many, day); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(d.NewBlobs()); n != maxNewBlobs {
+		t.Errorf("%d are told of", n)
 	}
 }

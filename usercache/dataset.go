@@ -64,6 +64,7 @@ type Dataset struct {
 	changed        bool    // decoded has changed since the last snapshot
 	stale          []stale // claims to take out at the end of the batch
 	notify         []chan<- struct{}
+	newBlobs       []NewBlob
 
 	disk disk
 
@@ -175,6 +176,7 @@ func (d *Dataset) applyDelta(id Identity, delta Delta, now time.Time) (res Resul
 		if err = d.apply(c, nil, now, &res); err != nil {
 			break
 		}
+		d.noteBlobs(c)
 	}
 	if err == nil && delta.To > d.revision {
 		d.revision = delta.To

@@ -111,6 +111,7 @@ func (s syncControl) Datasets() []*adminv1.DatasetStatus {
 	var out []*adminv1.DatasetStatus
 	for _, d := range s.n.sync.Status().Datasets {
 		m := resolver.ShowDataset(s.n.users.Dataset(d.Kind))
+		m.Revision = min(m.Revision, s.n.texts.before(s.n, d.Kind))
 		m.State = d.State.String()
 		if d.Head > 0 {
 			m.Head = d.Head

@@ -70,6 +70,8 @@ type Node struct {
 	registry *prometheus.Registry
 	queries  *queryLog
 
+	texts textWatch
+
 	started   clock.Instant
 	listsSeen atomic.Bool // all lists were here once, or are no longer waited for
 
@@ -423,6 +425,9 @@ func (n *Node) followSync(ctx context.Context) {
 			return
 		case <-again:
 		case <-changed:
+			for _, k := range usercache.Kinds {
+				n.texts.before(n, k)
+			}
 			n.resolver.BlobArrived()
 		}
 	}
