@@ -169,8 +169,8 @@ func (c *compiled) keep(d *usercache.Details, o *own, texts []*text) {
 	c.shrink()
 }
 
-// remember notes which of a device's texts that come as blobs are in force, so that they stay so when others are to
-// take their place and have not arrived. Of more devices than there is room for, any are forgotten.
+// remember notes which of a device's texts are in force, so that they stay so when blobs are to take their place and
+// have not arrived. Of more devices than there is room for, any are forgotten.
 func (c *compiled) remember(id usercache.DeviceID, texts map[string][32]byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

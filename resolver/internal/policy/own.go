@@ -101,9 +101,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 				return nil
 			}
 		}
-		if blob {
-			present[what] = t.sum
-		}
+		present[what] = t.sum
 		room -= t.item.bytes
 		texts = append(texts, t)
 		return t.matcher
