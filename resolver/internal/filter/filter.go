@@ -9,7 +9,8 @@
 // together with the list and line of the rule that decided; the text of the rule is the list's line. Within
 // the chosen lists the first of these wins, as in AdGuard: rewrites, $important exceptions, $important
 // blocks, exceptions, blocks, hosts lines. A rule of one chosen list disables its twins in all ($badfilter). Of a
-// list that is a policy zone (RPZ) only the longest match counts, and its rules for clients come before all names.
+// list that is a policy zone (RPZ) only the longest match counts, and its rules for clients come before all names;
+// what such lists say of an answer's addresses and name servers, MatchAddr and MatchServers tell.
 // What stands above and below that order (a user's settings, services, schedules) is package policy's.
 //
 // How it is kept. A rule that needs no more than a suffix is sixteen bytes in an open-addressing table, keyed

@@ -3,7 +3,8 @@
 // A zone is a zone file whose owner names are triggers and whose records are actions
 // (draft-vixie-dnsop-dns-rpz-00). Triggers: the client's address (rpz-client-ip), the name asked for or an alias
 // on the way (exact, or below a wildcard, by the rules of DNS wildcards), an address in the answer (rpz-ip), name
-// and address of a name server (rpz-nsdname, rpz-nsip). Actions: NXDOMAIN (CNAME .), NODATA (CNAME *.), let
+// and address of a name server of a zone on the way to the answer (rpz-nsdname, rpz-nsip; which those are is the
+// caller's to know). Actions: NXDOMAIN (CNAME .), NODATA (CNAME *.), let
 // through (CNAME rpz-passthru.), no response (rpz-drop.), only over TCP (rpz-tcp-only.), another name (any other
 // CNAME, *.x standing for the name asked for below x), and local data. An Action of the whole zone overrides
 // what its records say.
