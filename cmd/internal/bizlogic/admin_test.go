@@ -287,6 +287,9 @@ func TestSettings(t *testing.T) {
 		_, err := r.set(c.target, "block_ttl=77", c.assignment) // all or nothing
 		wantError(t, err, c.code, c.field)
 	}
+	if _, err := r.set("u", "unblocks+=a.example=+1h"); !strings.HasSuffix(fmt.Sprint(err), `unblocks: "a.example=+1h" holds '='; what is let through is NAME or *.NAME, for a while NAME@+1h`) || strings.Count(err.Error(), "unblocks") > 1 {
+		t.Error(err)
+	}
 	if got := show("u"); got != before {
 		t.Errorf("refused assignments left %s; before %s", got, before)
 	}

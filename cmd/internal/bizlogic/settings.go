@@ -429,7 +429,7 @@ func parseUnblock(s string, now time.Time) (*userv1.Unblock, error) {
 	var err error
 	name, u.Subtree = strings.CutPrefix(name, "*.")
 	if u.Name, err = canonicalName("unblocks", name); err != nil {
-		return nil, invalid("unblocks", "%s; what is let through is NAME or *.NAME, for a while NAME@+1h", statusMessage(err))
+		return nil, invalid("unblocks", "%s; what is let through is NAME or *.NAME, for a while NAME@+1h", strings.TrimPrefix(statusMessage(err), "unblocks: "))
 	}
 	if ends {
 		if u.Until, err = parseInstant("unblocks", until, now); err != nil {
