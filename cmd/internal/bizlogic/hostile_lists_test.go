@@ -64,13 +64,13 @@ func TestHostileServers(t *testing.T) {
 	z := zlib.NewWriter(&deflated)
 	io.WriteString(z, manyRules(200))
 	z.Close()
-	bomb := strings.Repeat("||a.example^\n", 1<<20)
+	bomb := strings.Repeat("||a.example^\n", 1<<16) // three times what is allowed
 	attacks := map[string]struct {
 		serve http.HandlerFunc
 		says  string
 	}{
-		"announced too long": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "400000000") }, "longer than 1048576 bytes (fetch.max_size): 400000000 are announced"},
-		"too long":           {func(w http.ResponseWriter, _ *http.Request) { forever(w, "||a.example^\n") }, "longer than 1048576 bytes (fetch.max_size)"},
+		"announced too long": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Length", "400000000") }, "longer than 262144 bytes (fetch.max_size): 400000000 are announced"},
+		"too long":           {func(w http.ResponseWriter, _ *http.Request) { forever(w, manyRules(1000)) }, "longer than 262144 bytes (fetch.max_size)"},
 		"a bomb": {func(w http.ResponseWriter, _ *http.Request) {
 			z := gzip.NewWriter(w)
 			forever(z, strings.Repeat("||a.example^\n", 1000))
@@ -95,7 +95,7 @@ func TestHostileServers(t *testing.T) {
 		"deflated, unsaid":  {encoded("", deflated.String()), "binary"},
 		"packed nothing for ever on the way": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip")
-			forever(w, packed(""))
+			forever(w, strings.Repeat(packed(""), 100))
 		}, "fetch.max_size"},
 		"gone":   {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "404"},
 		"no way": {func(w http.ResponseWriter, _ *http.Request) { panic(http.ErrAbortHandler) }, "EOF"},
@@ -120,7 +120,7 @@ func TestHostileServers(t *testing.T) {
 		"packed nothing for ever": {func(w http.ResponseWriter, _ *http.Request) {
 			var none bytes.Buffer
 			gzip.NewWriter(&none).Close()
-			forever(w, none.String())
+			forever(w, strings.Repeat(none.String(), 100))
 		}, "fetch.max_size"},
 		"packed and cut off": {func(w http.ResponseWriter, _ *http.Request) {
 			var b bytes.Buffer
@@ -164,7 +164,7 @@ func TestHostileServers(t *testing.T) {
 		"nothing":        {func(http.ResponseWriter, *http.Request) {}, "empty"},
 		"remarks alone":  {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "! nothing today\n# nor here\n") }, "none of its lines"},
 		"the world":      {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, manyRules(100)+"/.*/\n") }, "line 101"},
-		"one long line":  {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a", 1<<20-1)) }, "none of its lines"},
+		"one long line":  {func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, strings.Repeat("a", 1<<18-1)) }, "none of its lines"},
 		"ten thousand alternatives": {func(w http.ResponseWriter, _ *http.Request) {
 			var b strings.Builder
 			for i := range 10_000 {
@@ -182,7 +182,7 @@ func TestHostileServers(t *testing.T) {
 		f(w, r)
 	}))
 	t.Cleanup(srv.Close)
-	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true, MaxSize: 1 << 20}, Own: OwnLists{MaxSize: 1 << 20}})
+	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true, MaxSize: 1 << 18}, Own: OwnLists{MaxSize: 1 << 18}})
 	if _, err := r.addURL("web", srv.URL); err != nil {
 		t.Fatal(err)
 	}
