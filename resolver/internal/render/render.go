@@ -72,6 +72,7 @@ const (
 	EDESynthesized    uint16 = 29
 	paddingBlock             = 468 // RFC 8467 section 4.1
 	ourUDPSize        uint16 = 1232
+	edeOther                 = 0
 	maxReason                = 120 // bytes of EDE text
 	maxStructured            = 700 // bytes of structured error data
 	maxNSID                  = 128 // so that OPT fits beside any question in 512 bytes
@@ -252,8 +253,12 @@ func (r *Renderer) finish(q *query.Query, h dnswire.Header, rcode uint16, e ede,
 	return size
 }
 
-// truncated writes a response with TC=1 and no records.
+// truncated writes a response with TC=1 and no records. Where there is no other transport to come back over, what does
+// not fit is a failure.
 func (r *Renderer) truncated(q *query.Query, flags uint16, e ede, out []byte) int {
+	if q.Transport != query.UDP {
+		return r.error(q, dnswire.RCodeServFail, plain(edeOther, "the answer does not fit into a message"), out)
+	}
 	size := dnswire.HeaderLen + len(q.AsIs) + 4
 	room := min(q.MaxResponse(r.o.MaxUDP), len(out))
 	if size > room {
