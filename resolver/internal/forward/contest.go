@@ -225,6 +225,9 @@ func (c *contest) send(m *member, noEDNS bool) bool {
 			c.results <- r
 		}()
 		r.reply, r.err = m.client.Ask(ctx, c.tree, a)
+		if r.err == nil {
+			c.tree.Hear()
+		}
 	})
 	return true
 }

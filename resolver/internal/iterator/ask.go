@@ -318,6 +318,9 @@ func (s *step) send(a *attempt) {
 			s.results <- r
 		}()
 		r.reply, r.err = o.Exchange.Ask(ctx, s.r.tree, ask)
+		if r.err == nil {
+			s.r.tree.Hear()
+		}
 	})
 }
 

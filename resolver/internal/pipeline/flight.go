@@ -23,6 +23,7 @@ type flightShard struct {
 type flight struct {
 	waiters []*waiter
 	ids     map[clientID]*waiter // made when there are enough waiters to make looking through them slow
+	tree    *query.Tree          // of who leads
 	// stale, if not zero, is what those who waited have been given and who comes is given at once: nobody
 	// waits any more, the flight is for the caches.
 	stale settled.Entry
@@ -303,6 +304,7 @@ const maxLeaders = 3
 func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 	defer p.running.Done()
 	defer p.soothe(s, question, f)()
+	defer p.giveUp(s, f)()
 	for leaders := 1; ; leaders++ {
 		s.mu.Lock()
 		var lead *waiter // nil: all have been given stale data
@@ -317,12 +319,17 @@ func (p *Pipeline) fly(s *flightShard, question query.Question, f *flight) {
 				lead.tree = tree
 			}
 		}
+		f.tree = tree
 		s.mu.Unlock()
 		have := p.fetch(tree, question)
 
 		s.mu.Lock()
 		waiters := f.waiters
-		if errors.Is(have.err, query.ErrLimit) && len(waiters) > 1 && leaders < maxLeaders {
+		if led := len(waiters) > 0 && waiters[0] == lead; errors.Is(have.err, query.ErrLimit) && leaders < maxLeaders && len(waiters) > 0 && (!led || len(waiters) > 1) {
+			if !led { // it was told that there is no answer
+				s.mu.Unlock()
+				continue
+			}
 			f.waiters = waiters[1:]
 			if f.ids != nil {
 				delete(f.ids, lead.client())
@@ -372,6 +379,73 @@ func (p *Pipeline) soothe(s *flightShard, question query.Question, f *flight) (s
 		if !timer.Stop() {
 			<-given
 		}
+	}
+}
+
+// giveUpShare: this part of ClientWaitUDP before it ends clients are told that there is no answer; with 5 s it is 0.2 s,
+// before stub resolvers, which wait as long, ask again or somebody else.
+const giveUpShare = 25
+
+// errSilence ends queries over UDP of clients who are about to stop waiting while no server has said anything.
+var errSilence = errors.New("no server has answered so far")
+
+// giveUp ends the waiting of those in a flight whose clients are about to stop, if no server has answered anything:
+// whoever is told nothing cannot tell a dead Internet from a dead resolver. Where servers do answer, only slowly, the
+// client asks again and is answered then. The function returned ends that.
+func (p *Pipeline) giveUp(s *flightShard, f *flight) (stop func()) {
+	wait := p.o.ClientWaitUDP - p.o.ClientWaitUDP/giveUpShare
+	var timer *time.Timer
+	var looks sync.WaitGroup
+	over := false // with timer and f, the shard's lock guards it
+	look := func() {
+		defer looks.Done()
+		s.mu.Lock()
+		if over || f.tree != nil && f.tree.Heard() {
+			s.mu.Unlock()
+			return
+		}
+		now, next := clock.Elapsed(), wait
+		var tired, others []*waiter
+		for _, w := range f.waiters {
+			left := wait - now.Sub(w.q.Arrived)
+			if w.q.Transport == query.UDP && left <= 0 {
+				tired = append(tired, w)
+				if f.ids != nil {
+					delete(f.ids, w.client())
+				}
+				continue
+			}
+			others = append(others, w)
+			if w.q.Transport == query.UDP {
+				next = min(next, left)
+			}
+		}
+		f.waiters = others
+		pressed := p.patience() < p.o.ClientWaitUDP
+		p.waiting.Add(-int64(len(tired)))
+		looks.Add(1)
+		timer.Reset(next)
+		s.mu.Unlock()
+		for _, w := range tired {
+			if pressed {
+				p.drop(w)
+			} else {
+				p.end(w, &fetched{err: errSilence})
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	looks.Add(1)
+	timer = time.AfterFunc(wait, look)
+	return func() {
+		s.mu.Lock()
+		over = true
+		s.mu.Unlock()
+		if timer.Stop() {
+			looks.Done()
+		}
+		looks.Wait()
 	}
 }
 

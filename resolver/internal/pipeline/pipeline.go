@@ -729,7 +729,7 @@ func (p *Pipeline) fail(q *query.Query, err error, out []byte) int {
 	code, text := uint16(edeOther), ""
 	if f, ok := errors.AsType[Failure](err); ok {
 		code, text = f.EDE()
-	} else if errors.Is(err, query.ErrLimit) {
+	} else if errors.Is(err, query.ErrLimit) || errors.Is(err, errSilence) {
 		code, text = edeNoReachable, err.Error()
 	} else if errors.Is(err, errRefusedClass) {
 		return p.o.Render.Error(q, dnswire.RCodeRefused, edeNotSupported, "", out)

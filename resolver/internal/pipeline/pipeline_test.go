@@ -440,7 +440,8 @@ func TestOneFlightForACrowd(t *testing.T) {
 func TestRetransmissionWaitsAnew(t *testing.T) {
 	for _, beside := range []int{0, 40} {
 		synctest.Test(t, func(t *testing.T) {
-			s := &stages{fetch: func(context.Context, *query.Tree, query.Question) (settled.Entry, error) {
+			s := &stages{fetch: func(_ context.Context, tree *query.Tree, _ query.Question) (settled.Entry, error) {
+				tree.Hear()
 				time.Sleep(7 * time.Second)
 				return settled.Entry{}, errors.New("no server answers")
 			}}
@@ -700,9 +701,76 @@ func TestRefreshesAreBounded(t *testing.T) {
 	})
 }
 
+// While servers answer, only slowly, a client over UDP that has given up is told nothing. If none has said anything it is
+// told so before it gives up, whoever leads, and others are given what comes in the end.
+func TestWaitingWhileNoServerAnswers(t *testing.T) {
+	for _, c := range []struct {
+		what    string
+		heard   time.Duration // when a server says something; 0 never
+		limits  int           // how many leaders' budgets end, each a second and a half after it began
+		waiters int
+		want    string // of the first, with when it came; then of one over TCP, and of one who came three seconds later
+	}{
+		{"nobody answers", 0, 0, 3, "SERVFAIL EDE22 4.8s, SERVFAIL EDE0 8s, SERVFAIL EDE22 7.8s"},
+		{"somebody does", time.Second, 0, 3, "silence 8s, SERVFAIL EDE0 8s, SERVFAIL EDE0 8s"},
+		{"a leader who was told so has a budget that ends", 0, 1, 40, "SERVFAIL EDE22 4.8s, SERVFAIL EDE0 14s, SERVFAIL EDE22 7.8s"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			begin := time.Now()
+			fetches := 0
+			s := &stages{fetch: func(_ context.Context, tree *query.Tree, _ query.Question) (settled.Entry, error) {
+				fetches++
+				if c.heard > 0 {
+					time.AfterFunc(c.heard, tree.Hear)
+				}
+				if fetches <= c.limits {
+					time.Sleep(6 * time.Second)
+					return settled.Entry{}, query.ErrLimit
+				}
+				time.Sleep(8 * time.Second)
+				return settled.Entry{}, errors.New("no server answers")
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			p := start(t, ctx, s, Options{Budget: func() query.Budget { return query.Budget{Time: time.Minute} }})
+			var mu sync.Mutex
+			got := map[uint16]string{}
+			send := func(id uint16, tr query.Transport) {
+				q := read(t, "www.example.", func(m *dns.Msg, q *query.Query) {
+					m.Id, q.Transport, q.Source = id, tr, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.50"), 1000+id)
+				})
+				p.Resolve(advance(p, q), func(r []byte) {
+					mu.Lock()
+					defer mu.Unlock()
+					if got[id] != "" {
+						t.Errorf("%s: query %d is answered twice", c.what, id)
+					}
+					got[id] = fmt.Sprint(brief(message(t, r)), " ", time.Since(begin))
+				})
+			}
+			for i := range c.waiters {
+				send(uint16(i), query.UDP)
+			}
+			send(1000, query.TCP)
+			time.Sleep(3 * time.Second)
+			send(1001, query.UDP)
+			time.Sleep(30 * time.Second)
+			synctest.Wait()
+			if all := strings.Join([]string{got[0], got[1000], got[1001]}, ", "); all != c.want || len(got) != c.waiters+2 {
+				t.Errorf("%s: %s, want %s; %d answers", c.what, all, c.want, len(got))
+			}
+			if f, wait := p.InFlight(); f != 0 || wait != 0 {
+				t.Errorf("%s: %d flights, %d waiting at the end", c.what, f, wait)
+			}
+			cancel()
+			p.Close()
+		})
+	}
+}
+
 func TestLateAnswersOverUDP(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &stages{fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+		s := &stages{fetch: func(_ context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
+			tree.Hear()
 			time.Sleep(6 * time.Second)
 			return address(q, "192.0.2.1"), nil
 		}}

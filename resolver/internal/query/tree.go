@@ -19,6 +19,7 @@ type Tree struct {
 	Deadline clock.Instant
 
 	queries, failed, passed, hashes, missing atomic.Int32
+	heard                                    atomic.Bool
 
 	mu         sync.Mutex
 	inProgress map[nameType]int
@@ -68,6 +69,10 @@ func spend(left *atomic.Int32, what string) error {
 
 // Query charges one upstream query; an error wraps ErrLimit.
 func (t *Tree) Query() error { return spend(&t.queries, "upstream queries") }
+
+// Hear notes that a server has answered, whatever it said. Heard reports whether one has.
+func (t *Tree) Hear()       { t.heard.Store(true) }
+func (t *Tree) Heard() bool { return t.heard.Load() }
 
 // FailedValidation charges one signature that did not verify.
 func (t *Tree) FailedValidation() error { return spend(&t.failed, "failed validations") }
