@@ -13,7 +13,8 @@
 // Resolution is shared: one flight for each Question, whoever asks, so the flight never learns who does. A
 // query that needs a flight waits in it, which costs memory but no goroutine; how many wait is bounded, and
 // one client's retransmission joins its first query. Who has waited for a while, or may not wait, is given
-// stale data if there is any.
+// stale data if there is any. A client over UDP is not answered when it has given up; while no server has said
+// anything it is told so before it does.
 package pipeline
 
 import (
