@@ -164,9 +164,14 @@ func find(set []atomic.Uint64, tag, at uint64) (word *atomic.Uint64, old uint64)
 	return word, old
 }
 
-// key tells apart whose allowance it is: the user's, or that of a device with a limit of its own.
+// key tells apart whose allowance it is: the user's, or that of a device with a limit of its own. The user's number is
+// given again when he is gone, and what he has spent must not be another's.
 func (r *userRates) key(p *usercache.Profile) uint64 {
-	h := mix(uint64(p.User) ^ r.seed)
+	h := uint64(p.User) ^ r.seed
+	for _, c := range p.UserID.Bytes() {
+		h = (h ^ uint64(c)) * 0x100000001b3
+	}
+	h = mix(h)
 	if p.Is(usercache.DeviceRate) {
 		for _, c := range p.DeviceID.Bytes() {
 			h = (h ^ uint64(c)) * 0x100000001b3

@@ -196,3 +196,16 @@ func BenchmarkUserRate(b *testing.B) {
 		})
 	}
 }
+
+// What a user has spent is not to be earned again by another who is given his number, be the limits the same.
+func TestRatesOfANumberGivenAgain(t *testing.T) {
+	a := newAsking(1)
+	gone, next := limited(1, "pc", 1, 200_000), limited(1, "pc", 1, 200_000)
+	gone.UserID, _ = usercache.ParseID("gone")
+	next.UserID, _ = usercache.ParseID("next")
+	for _, p := range []usercache.Profile{gone, next} {
+		if got := a.passed(t, p, query.UDP, 200_001, time.Hour); got != 200_000 {
+			t.Errorf("%s: %d passed", p.UserID, got)
+		}
+	}
+}
