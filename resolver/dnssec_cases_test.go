@@ -80,24 +80,14 @@ func caseZones() zones {
 	}
 }
 
-// newCaseLab runs a resolver in a fresh Internet of caseZones, with a small cache: many follow each other.
+// newCaseLab runs a resolver in a fresh Internet of caseZones.
 func newCaseLab(t *testing.T, begin time.Time, edit func(*resolver.Options)) *lab {
 	t.Helper()
 	sim, err := siminternet.New(begin, caseZones()...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cache, _ := resolver.LimitsByName("cache")
-	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 2 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newLabIn(t, sim, func(o *resolver.Options) {
-		o.Limits = limits
-		if edit != nil {
-			edit(o)
-		}
-	})
+	return newLabIn(t, sim, edit)
 }
 
 // An edit changes the answer that a good server would give.

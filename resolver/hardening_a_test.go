@@ -20,7 +20,6 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/exchange"
 	"github.com/sluice-dns/sluice/resolver/internal/iterator"
-	"github.com/sluice-dns/sluice/resolver/internal/limits"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 	"github.com/sluice-dns/sluice/resolver/internal/rpz"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
@@ -141,21 +140,7 @@ func slowly(t *testing.T, d time.Duration, edit func(*resolver.Options), f func(
 
 // limited gives a lab other limits.
 func limited(set map[string]int64) func(*resolver.Options) {
-	return func(o *resolver.Options) {
-		lo := resolver.LimitsOptions{Set: map[limits.Name]int64{}}
-		for name, v := range set {
-			n, ok := limits.ByName(name)
-			if !ok {
-				panic("no limit " + name)
-			}
-			lo.Set[n] = v
-		}
-		live, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, lo)
-		if err != nil {
-			panic(err)
-		}
-		o.Limits = live
-	}
+	return func(o *resolver.Options) { o.Limits = limitsWith(set) }
 }
 
 // crowd sends n queries at once, over UDP from one address, and counts the answers of an RCODE.
@@ -637,7 +622,7 @@ func beforeStale(t *testing.T, d time.Duration) (out string) {
 // pressed has n clients wait over UDP for one answer that takes d, at a resolver with 200 places for waiting queries,
 // and counts those that get it.
 func pressed(t *testing.T, n int, d time.Duration) (out string) {
-	slowly(t, 0, limited(map[string]int64{"in_flight": 20, "cache": 8 << 20}), func(l *lab) {
+	slowly(t, 0, limited(map[string]int64{"in_flight": 20}), func(l *lab) {
 		l.hook(victim1, func(q siminternet.Query) *siminternet.Reply {
 			name, _ := asked(q)
 			r := say(q, true, 0, name+" CNAME x"+name, "", "")

@@ -35,7 +35,6 @@ import (
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 	"github.com/sluice-dns/sluice/resolver/internal/forward/upstream"
-	"github.com/sluice-dns/sluice/resolver/internal/limits"
 	"github.com/sluice-dns/sluice/resolver/internal/listen"
 	"github.com/sluice-dns/sluice/resolver/internal/listen/doh"
 	"github.com/sluice-dns/sluice/resolver/internal/listen/listentest"
@@ -192,11 +191,8 @@ func answered(c net.Conn) (bool, error) {
 }
 
 func tryPipelining(t *testing.T, n int) string {
-	deep, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{limits.Pipelining: 64}}) // as class 8g has
-	if err != nil {
-		t.Fatal(err)
-	}
-	return onTCP(t, func(o *resolver.Options) { o.Limits = deep }, func(l *lab, dial func() net.Conn) string {
+	as8g := limited(map[string]int64{"pipelining": 64})
+	return onTCP(t, as8g, func(l *lab, dial func() net.Conn) string {
 		l.ask("v4.cases.example.", dns.TypeA, nil)
 		l.ask("v4.cases.example.", dns.TypeA, nil)
 		for _, a := range l.sim.Servers("cases.example.") {

@@ -50,11 +50,8 @@ var doorIdentity = usercache.Identity{Dataset: [16]byte{1}, Lineage: [16]byte{1}
 func newDoor(t *testing.T, edit func(*resolver.Options), devices ...*userv1.Device) *door {
 	t.Helper()
 	d := &door{t: t, known: map[string]string{}}
-	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if d.users, err = usercache.Open(usercache.Options{Dir: t.TempDir()}); err != nil {
+	var err error
+	if d.users, err = usercache.Open(usercache.Options{Dir: t.TempDir(), ProfilesCached: 64}); err != nil {
 		t.Fatal(err)
 	}
 	fillEmpty(t, d.users)
@@ -62,7 +59,7 @@ func newDoor(t *testing.T, edit func(*resolver.Options), devices ...*userv1.Devi
 		d.put("of-"+dev.Id, &userv1.User{Devices: []*userv1.Device{dev}})
 	}
 	o := resolver.Options{
-		Limits: limits, Users: d.users, Logger: slog.New(slog.DiscardHandler),
+		Limits: limitsWith(nil), Users: d.users, Logger: slog.New(slog.DiscardHandler),
 		Access:  resolver.AccessOptions{Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/25"), netip.MustParsePrefix("192.0.2.0/24")}},
 		Answers: resolver.AnswerOptions{MaxUDP: 1232, EDE: true},
 		Identify: resolver.IdentifyOptions{

@@ -2,6 +2,7 @@ package resolver_test
 
 import (
 	"context"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -42,12 +43,6 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 	if err := l.sim.Attach(l.net); err != nil {
 		t.Fatal(err)
 	}
-	// Small caches: under the race detector they are memory to be cleared, each time.
-	cache, _ := resolver.LimitsByName("cache")
-	limits, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{cache: 2 << 20}})
-	if err != nil {
-		t.Fatal(err)
-	}
 	users, err := usercache.Open(usercache.Options{Dir: t.TempDir(), ProfilesCached: 64})
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +57,7 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 	}
 	everybody := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	o := resolver.Options{
-		Limits: limits, Users: users, Transport: resolver.Dialing(l.net.Dial),
+		Limits: limitsWith(nil), Users: users, Transport: resolver.Dialing(l.net.Dial),
 		Access:    resolver.AccessOptions{Allow: everybody, Unlimited: everybody},
 		Identify:  resolver.IdentifyOptions{Stranger: "serve", WhenCold: "refuse"},
 		Recursion: resolver.RecursionOptions{RootHints: l.sim.RootHints(), HintsFile: "hints", NoIPv6: true},
@@ -109,6 +104,26 @@ func newLabIn(t *testing.T, sim *siminternet.Internet, edit func(*resolver.Optio
 		l.net.Close()
 	}
 	return l
+}
+
+// limitsWith are the limits of class 2g with those of set, and a small cache: under the race detector it is memory to be
+// cleared, for each of hundreds of resolvers.
+func limitsWith(set map[string]int64) *resolver.LiveLimits {
+	all := map[string]int64{"cache": 2 << 20}
+	maps.Copy(all, set)
+	lo := resolver.LimitsOptions{Set: map[resolver.LimitsName]int64{}}
+	for name, v := range all {
+		n, ok := resolver.LimitsByName(name)
+		if !ok {
+			panic("no limit " + name)
+		}
+		lo.Set[n] = v
+	}
+	live, err := resolver.NewLiveLimits(resolver.Machine{Memory: 2 << 30, CPUs: 1}, lo)
+	if err != nil {
+		panic(err)
+	}
+	return live
 }
 
 // fillEmpty makes the user data whole: no users, so that everybody is a stranger and nobody is cold.
