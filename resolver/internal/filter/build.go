@@ -153,8 +153,8 @@ func (b *Builder) Remove(list int) { b.changed.Add(list) }
 
 // Build returns a Matcher of the lists added and, if old is not nil, of those in old that were not changed.
 // The result shares old's tables and puts the new lists over them, unless that makes more than MaxOverlays:
-// then all become one table, which takes a moment and, while it lasts, sixteen bytes a rule. The Builder is
-// used up.
+// then all become one table beside the old ones, which takes a moment and as much memory again; who minds that
+// calls Merge before. It shares old's patterns too if no list that has some is changed. The Builder is used up.
 func (b *Builder) Build(old *Matcher) *Matcher {
 	m := &Matcher{key: b.key, generation: generations.Add(1), lists: b.added, triggers: b.trigger, servers: b.servers}
 	if old != nil {

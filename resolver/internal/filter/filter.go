@@ -19,7 +19,8 @@
 // conditions, hang off a suffix, off the first bytes of a label or off four or eight literal bytes that any name
 // they match must contain; the few that have none are tried on every name that has their characters. A base table
 // and up to MaxOverlays younger ones are searched together, so that a changed list costs its own size, and Merge
-// makes them one again.
+// makes them one again. Big tables lie outside of the Go heap, in pieces that are given back when no Matcher is left
+// that has them; merging makes use of that to have never much more than one of old and new in memory.
 //
 // How it is asked. Nearly all places of nearly all names meet nothing. So filters, small enough to stay in the
 // processor's caches, are asked for all places at once and without branches, and only what they let through is looked
