@@ -203,6 +203,13 @@ func explainRandomly(t *testing.T, seed uint64) {
 	for i := range uint32(5) {
 		id := fmt.Sprintf("l%d", i)
 		d.texts["list "+id] = append([]string{"! list " + id}, d.lines(6)...)
+		if i == 2 && seed%3 > 0 { // a policy zone among the lists
+			lines := []string{"$TTL 60", "@ SOA a. b. 1 2 3 4 5", "@ NS a."}
+			d.some(6, func() {
+				lines = append(lines, d.pick("", "*.")+d.name()+" "+d.pick("CNAME .", "CNAME *.", "CNAME rpz-passthru.", "CNAME rpz-drop.", "CNAME rpz-tcp-only.", "CNAME c.example.", "A 192.0.2.91"))
+			})
+			d.texts["list "+id] = append(lines, "32.3.2.0.192.rpz-ip CNAME .", "32.107.1.0.10.rpz-client-ip CNAME *.", "*.example.rpz-nsdname CNAME rpz-passthru.")
+		}
 		l, b := list(i, strings.Join(d.texts["list "+id], "\n"))
 		catalogue["list/"+id], d.blobs = l, append(d.blobs, b)
 	}
@@ -236,7 +243,7 @@ func explainRandomly(t *testing.T, seed uint64) {
 
 	var mu sync.Mutex
 	var logged []resolver.QueryEvent
-	sim := newInternet(t, zones{zoneAt("example.", labServer, drawnUpstream)})
+	sim := newInternet(t, zones{zoneAt("example.", labServer, drawnUpstream), zoneAt("use-application-dns.net.", labServer, "@ A 192.0.2.10\n"), zoneAt("icloud.com.", labServer, "mask A 192.0.2.11\n")})
 	asked, decided := 0, map[string]int{}
 	withHousehold(t, sim, catalogue, users, d.blobs, func(o *resolver.Options) {
 		o.Access = resolver.AccessOptions{Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/16")}}
@@ -273,7 +280,10 @@ func explainRandomly(t *testing.T, seed uint64) {
 			logged = nil // nothing is under way: everything waits
 			h.ask(from, name+".", typ)
 			if len(logged) != 1 {
-				t.Fatalf("%s: %d events", what, len(logged))
+				t.Fatalf("%s: %d events: %+v", what, len(logged), logged)
+			}
+			if logged[0].Type != typ || logged[0].Question().Name != wireName(name) {
+				t.Fatalf("%s: an event of another query: %+v", what, logged[0])
 			}
 			e := logged[0]
 			step, verdict, list, line := h.r.Decided(&e)
