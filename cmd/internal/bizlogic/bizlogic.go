@@ -107,15 +107,16 @@ type Service struct {
 	log  *slog.Logger
 	db   *storeFile
 
-	datasets  map[string]*dataset
-	ops       chan *op
-	flushing  chan struct{} // holds one token when a dataset has something to flush
-	admission *admission
-	downloads *downloader
-	compiling chan struct{} // one token for each list that is being compiled
-	exports   *exporter
-	watches   sync.Map // *watch → struct{}, for status
-	proposals proposals
+	datasets     map[string]*dataset
+	ops          chan *op
+	flushing     chan struct{} // holds one token when a dataset has something to flush
+	admission    *admission
+	downloads    *downloader
+	compiling    chan struct{} // one token for each list that is being compiled
+	compilingOwn chan struct{} // one if it is a user's
+	exports      *exporter
+	watches      sync.Map // *watch → struct{}, for status
+	proposals    proposals
 
 	ctx    context.Context // ends at Close
 	cancel context.CancelFunc
@@ -157,16 +158,17 @@ func Open(o Options) (*Service, error) {
 		o.Log.Error("the store cannot be written; what is in it is served, and changes are refused until it can", "error", db.unsettled)
 	}
 	s := &Service{
-		opts:      o,
-		log:       o.Log,
-		db:        db,
-		datasets:  map[string]*dataset{},
-		ops:       make(chan *op, maxGroup),
-		flushing:  make(chan struct{}, 1),
-		admission: newAdmission(o.Transfers),
-		downloads: newDownloader(o.Download),
-		compiling: make(chan struct{}, maxCompiling),
-		proposals: proposals{users: map[string]*proposalQuota{}},
+		opts:         o,
+		log:          o.Log,
+		db:           db,
+		datasets:     map[string]*dataset{},
+		ops:          make(chan *op, maxGroup),
+		flushing:     make(chan struct{}, 1),
+		admission:    newAdmission(o.Transfers),
+		downloads:    newDownloader(o.Download),
+		compiling:    make(chan struct{}, maxCompiling),
+		compilingOwn: make(chan struct{}, 1),
+		proposals:    proposals{users: map[string]*proposalQuota{}},
 	}
 	s.exports = newExporter(s)
 	for _, kind := range kinds {

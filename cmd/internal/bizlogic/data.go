@@ -279,7 +279,7 @@ func (s *Service) importText(ctx context.Context, in *imported, l *adminv1.List)
 		t = got.text
 	}
 	defer t.drop()
-	report, err := s.judge(ctx, l.Id, t)
+	report, err := s.judge(ctx, l.Id, false, t)
 	if err != nil {
 		return err
 	}

@@ -173,7 +173,7 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 	if err := checkText("homepage", c.homepage, 2048); err != nil {
 		return listDone{}, err
 	}
-	report, err := s.judge(ctx, c.id, c.text)
+	report, err := s.judge(ctx, c.id, false, c.text)
 	if err != nil {
 		if ctx.Err() != nil {
 			return listDone{}, status.FromContextError(ctx.Err()).Err()

@@ -172,7 +172,7 @@ func (s *Service) refreshOwn(ctx context.Context, from string, first bool) error
 	}
 	var report Report
 	if err == nil && !got.unchanged {
-		if report, err = s.judge(ctx, from, got.text); err == nil && report.Rules > s.opts.Own.Rules {
+		if report, err = s.judge(ctx, from, true, got.text); err == nil && report.Rules > s.opts.Own.Rules {
 			err = fmt.Errorf("it has %d rules; at most %d are possible (own_lists.rules)", report.Rules, s.opts.Own.Rules)
 		}
 		if err != nil {
@@ -276,7 +276,7 @@ func (s *Service) acceptOwn(ctx context.Context, from string) (*adminv1.AcceptLi
 		return nil, reading(err)
 	}
 	defer held.drop()
-	report, err := s.judge(ctx, from, held)
+	report, err := s.judge(ctx, from, true, held)
 	if err != nil {
 		return nil, refused("list %s: %v", showURL(from), err)
 	}
@@ -664,7 +664,7 @@ func (a listServer) PutBlob(stream grpc.ClientStreamingServer[adminv1.PutBlobReq
 	if err := looksLikeList(t.head); err != nil {
 		return invalid("data", "%v", err)
 	}
-	report, err := a.s.compile(stream.Context(), "blob", t)
+	report, err := a.s.compile(stream.Context(), "blob", true, t)
 	if err != nil {
 		return invalid("data", "%v", err)
 	}

@@ -2,15 +2,21 @@ package bizlogic
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
@@ -204,4 +210,75 @@ func TestShrinkIsSaidOnce(t *testing.T) {
 	if said := refresh(); strings.Count(said, "the shrink guard holds") != 2 {
 		t.Errorf("when it begins again: %s", said)
 	}
+}
+
+// Texts of users that take long to compile keep no list of the catalogue waiting.
+func TestSlowTexts(t *testing.T) {
+	srv := httptest.NewServer(&site{text: manyRules(3)})
+	t.Cleanup(srv.Close)
+	compiling, goOn := make(chan string, 10), make(chan struct{})
+	r := start(t, Options{Download: Download{PrivateAddresses: true}, Compile: func(name string, text io.Reader) (Report, error) {
+		if isURL(name) {
+			compiling <- name
+			<-goOn
+		}
+		return countLines(name, text)
+	}})
+	var g errgroup.Group
+	for i := range 4 {
+		user := fmt.Sprintf("user-%d", i)
+		r.user(user)
+		g.Go(func() error {
+			_, err := r.set(user, fmt.Sprintf("own_lists+=slow=%s/%d", srv.URL, i))
+			return err
+		})
+	}
+	<-compiling
+	if _, err := r.addList("text", manyRules(3), false); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.addURL("web", srv.URL); err != nil {
+		t.Error(err)
+	}
+	if n := len(compiling); n != 0 {
+		t.Errorf("%d more of users at once", n)
+	}
+	close(goOn)
+	if err := g.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// While nothing can be stored, lists are looked at ever less often; then each minute again.
+func TestRefreshLoop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := &Service{ctx: ctx, log: slog.New(slog.DiscardHandler)}
+		began := time.Now()
+		var at []int // minutes
+		full := true
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			s.refreshLoop(func(time.Time) error {
+				if at = append(at, int(time.Since(began)/time.Minute)); full {
+					return storing(syscall.ENOSPC)
+				}
+				return nil
+			})
+		}()
+		time.Sleep(200*time.Minute + time.Second)
+		synctest.Wait()
+		if want := []int{1, 3, 7, 15, 31, 63, 123, 183}; !slices.Equal(at, want) {
+			t.Errorf("with a full disk after %v minutes, want %v", at, want)
+		}
+		at, full = nil, false
+		time.Sleep(50 * time.Minute)
+		synctest.Wait()
+		if want := []int{243, 244, 245, 246, 247, 248, 249, 250}; !slices.Equal(at, want) {
+			t.Errorf("with room after %v minutes, want %v", at, want)
+		}
+		cancel()
+		<-done
+	})
 }

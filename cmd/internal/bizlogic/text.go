@@ -182,12 +182,12 @@ func hasText(dir string, sum []byte) bool {
 }
 
 // judge says whether a text can be a list that is used without being looked at by those it is used for. Only
-// a few are compiled at a time, whoever wants them.
-func (s *Service) judge(ctx context.Context, name string, t *text) (Report, error) {
+// a few are compiled at a time, and of users' own one, so that what they write keeps no list of the catalogue waiting.
+func (s *Service) judge(ctx context.Context, name string, own bool, t *text) (Report, error) {
 	if err := looksLikeList(t.head); err != nil {
 		return Report{}, err
 	}
-	report, err := s.compile(ctx, name, t)
+	report, err := s.compile(ctx, name, own, t)
 	switch {
 	case err != nil:
 		return report, err
@@ -200,7 +200,15 @@ func (s *Service) judge(ctx context.Context, name string, t *text) (Report, erro
 }
 
 // compile has a text compiled.
-func (s *Service) compile(ctx context.Context, name string, t *text) (Report, error) {
+func (s *Service) compile(ctx context.Context, name string, own bool, t *text) (Report, error) {
+	if own {
+		select {
+		case s.compilingOwn <- struct{}{}:
+			defer func() { <-s.compilingOwn }()
+		case <-ctx.Done():
+			return Report{}, ctx.Err()
+		}
+	}
 	select {
 	case s.compiling <- struct{}{}:
 		defer func() { <-s.compiling }()
