@@ -165,29 +165,33 @@ func TestStrangeProxyHeaders(t *testing.T) {
 	mapped = append(mapped, []byte("\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\xff\xff\xc0\x00\x02\x07")...)
 	mapped = append(mapped, make([]byte, 16)...)
 	mapped = append(mapped, 15, 160, 0, 53)
+	var all sync.WaitGroup
 	for _, over := range []string{"udp", "tcp", "dot", "doh"} {
-		by := func(h []byte) knock { return knock{over: over, from: "127.0.0.98", proxy: h} }
-		d.check(knocks{
-			over + ", good":                {by(good), "client"},
-			over + ", UNSPEC":              {by(edit(func(b []byte) []byte { b[13] = 0; return size(b, 12) })), "proxy"},
-			over + ", UNSPEC of nothing":   {by(size(append(bytes.Clone(good[:13]), 0, 0, 0), 0)), "proxy"},
-			over + ", LOCAL with garbage":  {by(edit(func(b []byte) []byte { b[12], b[13] = 0x20, 0xff; return b })), "proxy"},
-			over + ", IPv4 within IPv6":    {by(mapped), "client"},
-			over + ", TLVs up to the most": {by(size(append(bytes.Clone(good), make([]byte, 512-28)...), 512-16)), "client"},
-			over + ", too short for two":   {by(size(bytes.Clone(good[:24]), 8)), "silence"},
-			over + ", command 2":           {by(edit(func(b []byte) []byte { b[12] = 0x22; return b })), "silence"},
-			over + ", version 3":           {by(edit(func(b []byte) []byte { b[12] = 0x31; return b })), "silence"},
-			over + ", family 4":            {by(edit(func(b []byte) []byte { b[13] = 0x41; return b })), "silence"},
-			over + ", transport 3":         {by(edit(func(b []byte) []byte { b[13] = 0x13; return b })), "silence"},
-			over + ", longer than sent":    {by(size(bytes.Clone(good), 500)), "silence"},
-			over + ", 64 kB":               {by(size(bytes.Clone(good), 65535)), "silence"},
-			over + ", a broken signature":  {by(edit(func(b []byte) []byte { b[11] = 'x'; return b })), "silence"},
+		all.Go(func() {
+			by := func(h []byte) knock { return knock{over: over, from: "127.0.0.98", proxy: h} }
+			d.check(knocks{
+				over + ", good":                {by(good), "client"},
+				over + ", UNSPEC":              {by(edit(func(b []byte) []byte { b[13] = 0; return size(b, 12) })), "proxy"},
+				over + ", UNSPEC of nothing":   {by(size(append(bytes.Clone(good[:13]), 0, 0, 0), 0)), "proxy"},
+				over + ", LOCAL with garbage":  {by(edit(func(b []byte) []byte { b[12], b[13] = 0x20, 0xff; return b })), "proxy"},
+				over + ", IPv4 within IPv6":    {by(mapped), "client"},
+				over + ", TLVs up to the most": {by(size(append(bytes.Clone(good), make([]byte, 512-28)...), 512-16)), "client"},
+				over + ", too short for two":   {by(size(bytes.Clone(good[:24]), 8)), "silence"},
+				over + ", command 2":           {by(edit(func(b []byte) []byte { b[12] = 0x22; return b })), "silence"},
+				over + ", version 3":           {by(edit(func(b []byte) []byte { b[12] = 0x31; return b })), "silence"},
+				over + ", family 4":            {by(edit(func(b []byte) []byte { b[13] = 0x41; return b })), "silence"},
+				over + ", transport 3":         {by(edit(func(b []byte) []byte { b[13] = 0x13; return b })), "silence"},
+				over + ", longer than sent":    {by(size(bytes.Clone(good), 500)), "silence"},
+				over + ", 64 kB":               {by(size(bytes.Clone(good), 65535)), "silence"},
+				over + ", a broken signature":  {by(edit(func(b []byte) []byte { b[11] = 'x'; return b })), "silence"},
+			})
+			// A second header is part of what follows, which is no DNS message then.
+			if got := d.as(knock{over: over, from: "127.0.0.98", proxy: append(bytes.Clone(good), good...), silent: true}); got == "client" || got == "proxy" {
+				t.Errorf("%s, twice: %q", over, got)
+			}
 		})
-		// A second header is part of what follows, which is no DNS message then.
-		if got := d.as(knock{over: over, from: "127.0.0.98", proxy: append(bytes.Clone(good), good...), silent: true}); got == "client" || got == "proxy" {
-			t.Errorf("%s, twice: %q", over, got)
-		}
 	}
+	all.Wait()
 }
 
 // EDNS options of a relay that are there twice, or of a wrong length, make nobody; from others they mean nothing.
