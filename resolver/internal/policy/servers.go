@@ -22,7 +22,7 @@ func (p *Policy) WantsServers(q *query.Query) bool {
 	j.own, _ = q.Client.Rules.(*own)
 	names, _ := j.wants()
 	if d := j.p.Details; !names && d != nil && len(d.Schedules) > 0 { // which may bring in any list
-		names, _ = j.s.lists.WantsServers(nil)
+		names, _ = j.s.lists.Load().WantsServers(nil)
 	}
 	return names
 }
