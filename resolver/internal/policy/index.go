@@ -134,8 +134,9 @@ func (p *Policy) mergeLocked(now *shelf) {
 	if now.Load().Merged() {
 		return
 	}
-	// States before this one hold what is to be given back. Their queries have been answered, all but some that nobody
-	// waits for; of those, and of listeners that are idle and have the last one before their eyes, none may hold it.
+	// States before this one hold what is to be given back. Unless tables are too many to wait for that, their queries
+	// have been answered, all but some that nobody waits for; of those, and of listeners that are idle and have the
+	// last one before their eyes, none may hold it.
 	shelves := []*shelf{now}
 	for _, w := range p.former {
 		if s := w.Value(); s != nil && s != now {

@@ -42,9 +42,9 @@
 // changes; a user's own rules and lists are compiled by Prepare, which the pipeline calls where it may wait,
 // and shared by all whose text is the same. What is compiled is kept within a budget of bytes for all users
 // together (compiled.go); what is dropped is compiled anew when its user asks again. A list whose bytes are not
-// there yet keeps its last version, or matches nothing; it is named in Missing. So does, for a moment, a list whose new
-// version would take more memory beside its old one than there may be (index.go). A user's own lists and rules keep
-// theirs too, as far as this process remembers it.
+// there yet keeps its last version, or matches nothing; it is named in Missing. A user's own lists and rules keep
+// theirs too, as far as this process remembers it, and for some seconds a list whose new version would take too much
+// memory beside the old one (index.go).
 package policy
 
 import (
