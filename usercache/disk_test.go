@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"maps"
@@ -181,6 +182,8 @@ func sample(t testing.TB, dir string) (file string, state *service) {
 	return list[0], s
 }
 
+var long = flag.Bool("long", false, "run the long tests too")
+
 // Whatever is changed or cut in a file, a start ends, serves nothing that was not in it, does not call a
 // damaged file whole, and does not touch a byte of it.
 func TestDamagedFile(t *testing.T) {
@@ -246,9 +249,12 @@ func TestDamagedFile(t *testing.T) {
 		}
 	}
 	rnd := rand.New(rand.NewPCG(4, 4))
-	damaged, saved := 0, uint64(0)
+	damaged, saved, bits := 0, uint64(0), 1
+	if *long {
+		bits = 8
+	}
 	for n := range int(good.Pages) {
-		for range 2 {
+		for range bits {
 			file := bytes.Clone(whole)
 			at := n*page + rnd.IntN(page)
 			file[at] ^= 1 << rnd.IntN(8)
@@ -315,9 +321,12 @@ func TestDamagedHead(t *testing.T) {
 	}
 	try := t.TempDir()
 	path := filepath.Join(try, filepath.Base(newest))
-	n := 0
+	n, thin := 0, 4
+	if *long {
+		thin = 1 // byte after byte
+	}
 	for i, v := range values[:4] { // checkpoint, dataset, and two of the overlay
-		for at := i; at < len(v); at += 1 + 2*i {
+		for at := i; at < len(v); at += (1 + 2*i) * thin {
 			file := bytes.Clone(whole)
 			for i := 0; ; { // wherever it stands
 				next := bytes.Index(file[i:], v)
@@ -334,7 +343,7 @@ func TestDamagedHead(t *testing.T) {
 			if r, err := Verify(path); err != nil || r.Whole {
 				t.Errorf("byte %d of %x, changed: whole %v, %v", at, v, r != nil && r.Whole, err)
 			}
-			if n%50 != 0 {
+			if n%(48/thin) != 0 {
 				continue
 			}
 			if err := os.WriteFile(filepath.Join(try, filepath.Base(first)), older, 0o600); err != nil {
@@ -357,7 +366,7 @@ func TestDamagedHead(t *testing.T) {
 			}
 		}
 	}
-	if n < 100 {
+	if n < 100/thin {
 		t.Errorf("%d bytes tried", n)
 	}
 }
