@@ -1,10 +1,12 @@
 package policy
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -485,5 +487,24 @@ func TestClientByName(t *testing.T) {
 		if v := p.Question(w.ask(p, device, "of-policy.example.", "A")); v.Kind != want {
 			t.Errorf("%s, renamed: %s", device, say(v))
 		}
+	}
+}
+
+// Rules that cost too much are left out, and the operator is told which, once.
+func TestDroppedRulesAreTold(t *testing.T) {
+	w := newWorld(t)
+	var text strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&text, "/^x.?%d.?y$/\n", i)
+	}
+	w.list("costly", 3, "||a.example^\n"+text.String())
+	var log bytes.Buffer
+	p := New(Options{Key: dnsname.NewKey([16]byte{7}), Users: w.cache, Blob: w.get, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+	p.Update()
+	w.list("other", 4, "||b.example^")
+	p.Update()
+	told := regexp.MustCompile(`level=WARN msg="rules of a catalogue list are left out.*" list=costly rules=36 first_line=66\n`)
+	if n := len(told.FindAllString(log.String(), -1)); n != 1 {
+		t.Errorf("told %d times:\n%s", n, log.String())
 	}
 }

@@ -24,7 +24,8 @@ type state struct {
 	listHash    [usercache.MaxLists]filter.ID
 	serviceText [usercache.MaxServices]string
 	missing     []string
-	waiting     int // how many lists wait for memory
+	waiting     int            // how many lists wait for memory
+	dropped     map[uint16]int // by list, how many rules the matcher leaves out
 	// whole is the revision of the newest catalogue so far of which nothing was missing or waiting.
 	whole uint64
 
@@ -84,6 +85,7 @@ func (p *Policy) newState(old *state) *state {
 	s := &state{key: p.o.Key, catalogue: cat}
 	s.view.state = s
 	s.lists, s.services, s.listHash, s.serviceText = old.lists, old.services, old.listHash, old.serviceText
+	s.dropped = old.dropped
 	changed := p.compileLists(s)
 	changed = s.compileServices(&p.o, cat) || changed
 	if old.catalogue == cat && !changed && len(s.missing) == len(old.missing) && s.waiting == old.waiting {
@@ -161,6 +163,11 @@ func (p *Policy) compileLists(s *state) (changed bool) {
 		*held = id
 		changed = true
 	}
+	defer func() {
+		if changed {
+			p.tellDropped(s)
+		}
+	}()
 	if s.lists == nil {
 		s.lists = newShelf(b.Build(nil))
 		return changed
@@ -177,6 +184,23 @@ func (p *Policy) compileLists(s *state) (changed bool) {
 		s.lists = newShelf(b.Build(s.lists.Load()))
 	}
 	return changed
+}
+
+// tellDropped says which lists have rules that the matcher leaves out, when their number changes.
+func (p *Policy) tellDropped(s *state) {
+	now, first := map[uint16]int{}, map[uint16]uint32{}
+	for _, d := range s.lists.Load().Dropped() {
+		if now[d.List]++; now[d.List] == 1 {
+			first[d.List] = d.Line
+		}
+	}
+	for _, l := range s.catalogue.Lists {
+		if n := now[uint16(l.Number)]; n > 0 && n != s.dropped[uint16(l.Number)] {
+			p.o.Logger.Warn("rules of a catalogue list are left out: too many names would have to be tried against them, give them more text that a name must have",
+				"list", l.ID, "rules", n, "first_line", first[uint16(l.Number)])
+		}
+	}
+	s.dropped = now
 }
 
 // compileServices brings the matcher of services up to the catalogue.
