@@ -255,12 +255,15 @@ func TestRefreshLoop(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		s := &Service{ctx: ctx, log: slog.New(slog.DiscardHandler)}
 		began := time.Now()
+		var mu sync.Mutex
 		var at []int // minutes
 		full := true
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			s.refreshLoop(func(time.Time) error {
+				mu.Lock()
+				defer mu.Unlock()
 				if at = append(at, int(time.Since(began)/time.Minute)); full {
 					return storing(syscall.ENOSPC)
 				}
@@ -272,7 +275,9 @@ func TestRefreshLoop(t *testing.T) {
 		if want := []int{1, 3, 7, 15, 31, 63, 123, 183}; !slices.Equal(at, want) {
 			t.Errorf("with a full disk after %v minutes, want %v", at, want)
 		}
+		mu.Lock()
 		at, full = nil, false
+		mu.Unlock()
 		time.Sleep(50 * time.Minute)
 		synctest.Wait()
 		if want := []int{243, 244, 245, 246, 247, 248, 249, 250}; !slices.Equal(at, want) {
