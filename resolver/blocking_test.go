@@ -83,6 +83,47 @@ func TestBlockedForEveryTypeAndClient(t *testing.T) {
 	})
 }
 
+// TestHostsAddressIsNotDenied: a name that a hosts line gives an address has no records of other types, but it is not
+// denied, whatever the mode: a client that asks for A and AAAA at once would drop the address.
+func TestHostsAddressIsNotDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := newInternet(t, zones{zoneAt("example.", labServer, "")})
+		l, text := list(3, "192.0.2.77 nas.example\n2001:db8::7 six.example\n0.0.0.0 ads.example\n127.0.0.1 both.example\n192.0.2.78 both.example\n")
+		users := map[string]proto.Message{}
+		from := map[userv1.BlockMode]string{}
+		for m := userv1.BlockMode_BLOCK_MODE_NULL_IP; m <= userv1.BlockMode_BLOCK_MODE_REFUSED; m++ {
+			id := fmt.Sprintf("u%d", m)
+			from[m] = fmt.Sprintf("10.0.1.%d", m)
+			users[id] = &userv1.User{Devices: []*userv1.Device{{Id: id, Links: []string{from[m]}}}, Settings: &userv1.Settings{Lists: strs("l"), Mode: m}}
+		}
+		withHousehold(t, sim, map[string]proto.Message{"list/l": l}, users, [][]byte{text}, nil, func(h *household) {
+			for _, c := range []struct {
+				mode userv1.BlockMode
+				name string
+				typ  uint16
+				want string
+			}{
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "nas.example.", dns.TypeA, "NOERROR, A 192.0.2.77"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "nas.example.", dns.TypeAAAA, "NOERROR, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "nas.example.", dns.TypeMX, "NOERROR, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "six.example.", dns.TypeAAAA, "NOERROR, AAAA 2001:db8::7"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "six.example.", dns.TypeA, "NOERROR, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "both.example.", dns.TypeHTTPS, "NOERROR, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "ads.example.", dns.TypeA, "NXDOMAIN, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NXDOMAIN, "ads.example.", dns.TypeMX, "NXDOMAIN, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NODATA, "nas.example.", dns.TypeAAAA, "NOERROR, SOA 10, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_REFUSED, "nas.example.", dns.TypeAAAA, "REFUSED, EDE 17"},
+				{userv1.BlockMode_BLOCK_MODE_NULL_IP, "nas.example.", dns.TypeAAAA, "NOERROR, AAAA ::, EDE 17"},
+			} {
+				m, err := h.from(from[c.mode], c.name, c.typ)
+				if got := briefly(m, err); got != c.want {
+					t.Errorf("%v, %s %s: %s, want %s", c.mode, c.name, dns.TypeToString[c.typ], got, c.want)
+				}
+			}
+		})
+	})
+}
+
 // blockedWell says what is wrong with the answer to a blocked question, "" if nothing is.
 func blockedWell(r, m *dns.Msg, mode userv1.BlockMode, edns, do, structured bool) string {
 	q := m.Question[0]

@@ -756,6 +756,9 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 			break
 		}
 		b := j.block(why, j.reason(from, r, why), j.s.ede(why, r.List))
+		if b.Block.Mode == query.BlockNXDomain && leads(m, r) {
+			b.Block.Mode = query.BlockNoData
+		}
 		v.Kind, v.Block = b.Kind, b.Block
 	case filter.Rewritten:
 		v = rewritten(m, r, v, j.q.Turn.Current.Name, j.q.Turn.Current.Type, j.p.BlockTTL) // what is asked for, whatever was judged
@@ -770,6 +773,18 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 // meansBlocked reports whether an address is one that hosts lines use to say "blocked". Beside others, which lead
 // somewhere, it says nothing.
 func meansBlocked(a netip.Addr) bool { return a.IsUnspecified() || a.IsLoopback() }
+
+// leads reports whether hosts lines have an address for the name, of whichever family. Other types are blocked then
+// as all that hosts lines name, but that the name does not exist must not be said: clients that ask for A and AAAA at
+// once believe it, and drop the address.
+func leads(m *filter.Matcher, r *filter.Result) bool {
+	for _, typ := range [...]uint16{dnswire.TypeA, dnswire.TypeAAAA} {
+		if slices.ContainsFunc(m.HostAddrs(r, typ), func(a netip.Addr) bool { return !meansBlocked(a) }) {
+			return true
+		}
+	}
+	return false
+}
 
 // reason is the text of the extended error: the name of the list or service that blocked.
 func (j *judge) reason(from source, r *filter.Result, why query.Why) string {
