@@ -232,7 +232,9 @@ blocked A 192.0.2.6
 					}
 				}
 			}
-			if n := sim.Count(func(e siminternet.LogEntry) bool { return strings.Contains(e.Name, "blocked") || strings.HasPrefix(e.Name, "c1") }); n != 0 {
+			if n := sim.Count(func(e siminternet.LogEntry) bool {
+				return strings.Contains(e.Name, "blocked") || strings.HasPrefix(e.Name, "c1")
+			}); n != 0 {
 				t.Errorf("%d questions for what nobody gets went upstream", n)
 			}
 		})

@@ -25,7 +25,9 @@ func (s *seeker) Unknown(q *query.Query, _ *query.Answer, _ clock.Instant) []dns
 	return []dnsname.Name{dnsname.Name([]byte(q.Turn.Current.Name))}
 }
 
-func (s *seeker) Find(_ context.Context, _ *query.Tree, _ query.View, names []dnsname.Name) { s.find(names) }
+func (s *seeker) Find(_ context.Context, _ *query.Tree, _ query.View, names []dnsname.Name) {
+	s.find(names)
+}
 
 // Name servers that a rule asks for are looked for before the answer is judged, once for each question that a query
 // becomes, and nothing hangs on their being found: what panics on the way is as good as what finds nothing. Those who do
@@ -74,7 +76,9 @@ func TestNameServersAreLookedForFirst(t *testing.T) {
 				}
 				return query.Verdict{}
 			},
-			fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) { return address(q, "192.0.2.1"), nil },
+			fetch: func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+				return address(q, "192.0.2.1"), nil
+			},
 		}
 		if c.cached {
 			question := query.Question{Name: dnsname.MustParse("www.example."), Type: 1, Class: 1}
