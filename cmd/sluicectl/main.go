@@ -53,6 +53,9 @@ func execute(ctx context.Context, args []string, stdin io.Reader, stdout, stderr
 	}
 	if _, known := errors.AsType[*failure](err); !known {
 		// Only cobra's own errors are not failures: an unknown command or flag, a missing argument.
+		if strings.Contains(err.Error(), "arg(s)") { // says how many, and not which
+			err = fmt.Errorf("%w; write: %s", err, strings.TrimSuffix(cmd.UseLine(), " [flags]"))
+		}
 		err = usagef("", "%v; see %s --help", err, cmd.CommandPath())
 		a.json = asksForJSON(args) // the flags may not have been read to the end
 	}

@@ -45,7 +45,7 @@ func (a *app) policyCreate() *cobra.Command {
 func (a *app) policyGet() *cobra.Command {
 	return &cobra.Command{Use: "get P", Short: "Show a policy", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(policyIDs),
 		RunE: func(c *cobra.Command, args []string) error {
-			return a.atService(func(conn *grpc.ClientConn) error {
+			err := a.atService(func(conn *grpc.ClientConn) error {
 				ctx, cancel := a.call(c.Context())
 				defer cancel()
 				resp, err := adminv1.NewPolicyServiceClient(conn).GetPolicy(ctx, &adminv1.GetPolicyRequest{Id: strings.TrimPrefix(args[0], "policy/")})
@@ -64,6 +64,12 @@ func (a *app) policyGet() *cobra.Command {
 					return t
 				})
 			})
+			if f, ok := errors.AsType[*failure](err); ok && !strings.HasPrefix(args[0], "policy/") && (f.Code == "NOT_FOUND" || strings.Contains(args[0], "/")) {
+				// People change users by `policy set`, and then look for what they did here.
+				user, _, _ := strings.Cut(args[0], "/")
+				f.Message += fmt.Sprintf("; settings of users and devices are shown by `sluicectl user get %s`", user)
+			}
+			return err
 		}}
 }
 
@@ -114,9 +120,15 @@ KEY=VALUE sets a value or a whole set, KEY= goes back to what lies beneath; of s
 KEY+=VALUE adds and KEY-=VALUE takes away. Several members of a set are separated by commas.
 
 Keys: ` + strings.Join(settingKeys(), ", ") + `.
-Besides, a user has policy, name, disabled, tenant, auto_devices and max_devices.`,
+Besides, a user has policy, name, disabled, tenant, auto_devices and max_devices.
+
+A schedule is ID=block|pause;DAYS FROM-TO;…;WHAT;ZONE: one or more spans, overnight ones such as 22:00-07:00 too; WHAT
+is services:A,B, categories:A,B and lists:A,B with ; between them, or everything; without ZONE it is UTC. A pause ends
+and an unblock of a name may end at an instant: 2030-01-02T15:04:05Z, or +1h from now. Who asks for mode custom_ip is
+answered by block_ipv4 and block_ipv6, and has no data where these are not set.`,
 		Example: `  sluicectl policy set policy/family lists+=oisd services+=tiktok safe_search+=google
   sluicectl policy set ann mode=nxdomain block_ttl=10s
+  sluicectl policy set ann mode=custom_ip block_ipv4=192.0.2.80 block_ipv6=2001:db8::80
   sluicectl policy set ann/phone paused_until=+30m
   sluicectl policy set ann unblocks+=www.shop.example@+1h,*.games.example
   sluicectl policy set ann own_lists+=kids=https://lists.example/kids.txt

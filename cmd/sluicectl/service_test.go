@@ -111,6 +111,8 @@ func TestService(t *testing.T) {
 	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "get", "nobody/phone")
 	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "set", "nobody/phone", "--name", "x")
 	sh.fails(exitFailed, "and not \"nobody\"'s", "device", "delete", "nobody/phone")
+	sh.fails(exitFailed, "shown by `sluicectl user get ann`", "policy", "get", "ann/phone")
+	sh.fails(exitUsage, "received 0; write: sluicectl list add ID --file FILE | --url URL; see", "list", "add")
 	golden(t, "policy-get", mask(sh.ok("policy", "get", "family")))
 	golden(t, "policy-list", mask(sh.ok("policy", "list")))
 	golden(t, "list-list", mask(sh.ok("list", "list")))

@@ -290,6 +290,19 @@ func TestSettings(t *testing.T) {
 	if _, err := r.set("u", "unblocks+=a.example=+1h"); !strings.HasSuffix(fmt.Sprint(err), `unblocks: "a.example=+1h" holds '='; what is let through is NAME or *.NAME, for a while NAME@+1h`) || strings.Count(err.Error(), "unblocks") > 1 {
 		t.Error(err)
 	}
+	// What goes wrong most often is told in the words of who wrote it.
+	for _, c := range [][3]string{
+		{"u", "schedules+=n=block;22:00-07:00;everything", "22:00-07:00 is on no day; write for example daily 22:00-07:00"},
+		{"u", "schedules+=n=block;mon 1:00-2:00,sun 3:00-4:00;everything", `"1:00-2:00,sun 3:00-4:00" is more than one span; write DAYS FROM-TO of each and ; between them`},
+		{"u", "schedules+=n=block;mon 1:00-2:00;service:tiktok", `"service:tiktok" is none of services:…, categories:… and lists:…, nor everything`},
+		{"u", "schedules+=n=block;mon 1:00-2:00;all;UTC", `n cannot have "all" and "UTC" for its time zone`},
+		{"u", "deny_networks+=10.0.0.1/8", `"10.0.0.1/8" has bits set beyond its length; the network is 10.0.0.0/8`},
+		{"p", "enabled=true", `there is no user "p"; the policy of that name is policy/p`},
+	} {
+		if _, err := r.set(c[0], c[1]); err == nil || !strings.Contains(err.Error(), c[2]) {
+			t.Errorf("set %s %s: %v, want %s", c[0], c[1], err, c[2])
+		}
+	}
 	if got := show("u"); got != before {
 		t.Errorf("refused assignments left %s; before %s", got, before)
 	}

@@ -72,7 +72,8 @@ func canonicalLink(field, s string) (string, error) {
 	return p.Masked().String(), nil
 }
 
-// canonicalNetwork is canonicalLink for access lists, where any network may stand.
+// canonicalNetwork is canonicalLink for access lists, where any network may stand. One whose address says more than
+// its length is refused: 192.0.2.5/8 for 192.0.2.5/28 would let in sixteen million others.
 func canonicalNetwork(field, s string) (string, error) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
 		a = a.Unmap()
@@ -82,7 +83,10 @@ func canonicalNetwork(field, s string) (string, error) {
 	if err != nil || p.Addr().Is4In6() {
 		return "", invalid(field, "%q is neither an address nor a network such as 192.0.2.0/24", s)
 	}
-	return p.Masked().String(), nil
+	if p != p.Masked() {
+		return "", invalid(field, "%q has bits set beyond its length; the network is %s", s, p.Masked())
+	}
+	return p.String(), nil
 }
 
 // canonicalAddr brings a destination address into the form that is stored.

@@ -28,6 +28,10 @@ func exists(what, id string) error {
 	return status.Errorf(codes.AlreadyExists, "%s %q exists already", what, id)
 }
 
+func listExists(id string) error {
+	return status.Errorf(codes.AlreadyExists, "list %q exists already; add it with --replace to give it the new text", id)
+}
+
 func refused(format string, args ...any) error {
 	return status.Errorf(codes.FailedPrecondition, format, args...)
 }

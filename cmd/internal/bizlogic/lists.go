@@ -62,7 +62,7 @@ func (a listServer) AddList(stream grpc.ClientStreamingServer[adminv1.AddListReq
 	// Refuse early what would be refused in the end, before the text comes over the wire.
 	have := new(userv1.List)
 	if _, err := a.s.read(Catalogue, h.GetId(), "list", have); err == nil && !h.GetReplace() {
-		return exists("list", h.GetId())
+		return listExists(h.GetId())
 	}
 	if h.GetUrl() != "" {
 		from, err := a.s.listURL(h.GetId(), h.GetUrl())
@@ -197,7 +197,7 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 		}
 		switch {
 		case ok && !c.replace:
-			return exists("list", c.id)
+			return listExists(c.id)
 		case !ok && !c.create:
 			return notFound("list", c.id)
 		case c.refresh && was.Url != c.source.Url:

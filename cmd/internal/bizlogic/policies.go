@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	bolt "go.etcd.io/bbolt"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
@@ -217,6 +219,11 @@ func (v *view) owner(t target) (*owner, error) {
 			put: func() error { return v.putPolicy(t.policy, p) }}, nil
 	}
 	revision, u, err := v.user(t.user)
+	if status.Code(err) == codes.NotFound && t.device == "" {
+		if _, ok, perr := v.load(Catalogue, "policy/"+t.user, new(userv1.Policy)); perr == nil && ok {
+			err = status.Errorf(codes.NotFound, "there is no user %q; the policy of that name is policy/%s", t.user, t.user)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

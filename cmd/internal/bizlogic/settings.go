@@ -521,12 +521,14 @@ func checkRewrite(field string, r *userv1.Rewrite) error {
 
 var weekdays = map[string]int{"mon": 0, "tue": 1, "wed": 2, "thu": 3, "fri": 4, "sat": 5, "sun": 6}
 
+const scheduleForm = "ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE"
+
 // parseSchedule reads ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE, where WHAT is "everything" or any of
 // services:A,B lists:A,B categories:A,B, each a part of its own, and ZONE may be left out.
 func (v *view) parseSchedule(s string) (*userv1.Schedule, error) {
 	id, rest, ok := strings.Cut(s, "=")
 	if !ok {
-		return nil, invalid("schedules", "%q is not ID=ACTION;DAYS FROM-TO;…;WHAT;ZONE", s)
+		return nil, invalid("schedules", "%q is not %s", s, scheduleForm)
 	}
 	parts := strings.Split(rest, ";")
 	action, err := parseEnum("schedules", parts[0], userv1.ScheduleAction(0).Descriptor())
@@ -549,6 +551,15 @@ func (v *view) parseSchedule(s string) (*userv1.Schedule, error) {
 				return nil, err
 			}
 			sch.Windows = append(sch.Windows, w)
+		case strings.Contains(part, ":"):
+			if from, to, ok := strings.Cut(part, "-"); ok && named {
+				if _, err := parseMinute(from); err == nil {
+					return nil, invalid("schedules", "%s-%s is on no day; write for example daily %s-%s", from, to, from, to)
+				}
+			}
+			return nil, invalid("schedules", "%q is none of services:…, categories:… and lists:…, nor everything", part)
+		case sch.TimeZone != "":
+			return nil, invalid("schedules", "%s cannot have %q and %q for its time zone; it is written %s, where WHAT is services:…, categories:…, lists:… or everything", id, sch.TimeZone, part, scheduleForm)
 		default:
 			sch.TimeZone = part
 		}
@@ -585,6 +596,9 @@ func parseWindow(s string) (*userv1.Window, error) {
 	from, err1 := parseMinute(first)
 	to, err2 := parseMinute(last)
 	if !ok || err1 != nil || err2 != nil || from >= 1440 {
+		if strings.Contains(times, ",") {
+			return nil, invalid("schedules", "%q is more than one span; write DAYS FROM-TO of each and ; between them", times)
+		}
 		return nil, invalid("schedules", "%q is not a span of a day such as 22:00-07:00", times)
 	}
 	if to == from {

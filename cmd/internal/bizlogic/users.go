@@ -380,13 +380,13 @@ func (v *view) putUser(id string, u *userv1.User) error {
 		return err
 	}
 	after := claims(id, u)
-	seen := map[string]bool{}
+	seen := map[string]string{}
 	for _, dev := range u.Devices {
 		for _, c := range deviceClaims(dev) {
-			if seen[c] {
-				return status.Errorf(codes.AlreadyExists, "%s is claimed twice within user %q", claimText(c), id)
+			if other, ok := seen[c]; ok {
+				return status.Errorf(codes.AlreadyExists, "%s is claimed twice within user %q, by devices %q and %q", claimText(c), id, other, dev.Id)
 			}
-			seen[c] = true
+			seen[c] = dev.Id
 			if owner := v.claimOwner(c); owner != "" && !strings.HasPrefix(owner, id+"/") {
 				return status.Errorf(codes.AlreadyExists, "%s belongs to %s already", claimText(c), owner)
 			}

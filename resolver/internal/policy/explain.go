@@ -160,6 +160,7 @@ func (p *Policy) LeftOut(q *query.Query) (tooMuch []string, missing bool) {
 func (p *Policy) ExplainQuestion(q *query.Query, trace func(Step)) query.Verdict {
 	j := p.judge(q)
 	j.trace = trace
+	j.told = q.Turn.NumAliases == 0 // once
 	return j.question()
 }
 

@@ -246,6 +246,7 @@ type judge struct {
 	addr                     netip.Addr                                                          // of the answer: the one being judged
 	served                   func(*query.Query, *query.Answer, dnsname.Name, bool) query.Servers // Options.Servers
 	trace                    func(Step)                                                          // nil on the query path
+	told                     bool                                                                // trace hears which schedules pause a part
 }
 
 // now returns what applies at this time.
@@ -337,6 +338,9 @@ func (j *judge) schedules(now time.Time) bool {
 			j.vary()
 			lists, threats, services := (*usercache.ListSet)(&j.lists), (*usercache.ListSet)(&j.threats), (*usercache.ServiceSet)(&j.services)
 			if pause {
+				if j.told {
+					j.step(WhySchedule, query.Pass, "schedule "+s.ID+" pauses the services, categories and lists it names", "schedules-="+s.ID)
+				}
 				services.RemoveAll(&s.Services)
 				lists.RemoveAll(&s.Lists)
 				threats.RemoveAll(&s.Threats)

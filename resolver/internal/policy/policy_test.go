@@ -335,6 +335,7 @@ func TestSchedules(t *testing.T) {
 		w.put(usercache.Users, "kid", &userv1.User{
 			Settings: &userv1.Settings{Lists: set("ads"), Schedules: &userv1.ScheduleSet{Values: []*userv1.Schedule{
 				{Id: "homework", TimeZone: "UTC", Windows: window(14, 18), Action: userv1.ScheduleAction_SCHEDULE_ACTION_BLOCK, Services: []string{"tube"}},
+				{Id: "treat", TimeZone: "UTC", Windows: window(16, 17), Action: userv1.ScheduleAction_SCHEDULE_ACTION_PAUSE, Services: []string{"tube"}},
 				{Id: "night", TimeZone: "UTC", Windows: window(22, 30), Action: userv1.ScheduleAction_SCHEDULE_ACTION_BLOCK, Everything: true},
 				{Id: "noon", TimeZone: "UTC", Windows: window(12, 13), Action: userv1.ScheduleAction_SCHEDULE_ACTION_PAUSE, Everything: true},
 			}}},
@@ -348,6 +349,14 @@ func TestSchedules(t *testing.T) {
 				want = map[string]string{"tube.example.": "blocked", "ads.example.": "blocked", "other.example.": "blocked"}
 			case hour == 12:
 				want = map[string]string{"tube.example.": "pass", "ads.example.": "pass", "other.example.": "pass"}
+			case hour == 16: // who asks why it passes is told
+				var steps []string
+				p.ExplainQuestion(w.ask(p, "tablet", "tube.example.", "A"), func(s Step) {
+					steps = append(steps, fmt.Sprintf("%s %s: %s, %s", s.Step, s.Verdict, s.Detail, s.Change))
+				})
+				if got, want := strings.Join(steps, "; "), "schedule pass: schedule treat pauses the services, categories and lists it names, schedules-=treat"; got != want {
+					t.Errorf("explained as %q, want %q", got, want)
+				}
 			case hour >= 14 && hour < 18:
 				want["tube.example."] = "blocked"
 			}
