@@ -98,8 +98,11 @@ func (p *parser) pattern(raw string) string {
 	if rest, ok := strings.CutSuffix(s, "/*"); ok {
 		s = rest + "^"
 	}
-	if rest, ok := strings.CutPrefix(s, "*."); ok && strings.HasSuffix(rest, ".") && p.setName([]byte(rest)) && isDomain(r.Name) && strings.Count(rest, ".") > 1 {
-		s = s[:len(s)-1] + "^" // "*.example.org." is of whole names, "*.ads." of fragments
+	if rest, ok := strings.CutPrefix(s, "*."); ok && strings.HasSuffix(rest, ".") {
+		if p.setName([]byte(rest)) && isDomain(r.Name) && strings.Count(rest, ".") > 1 {
+			s = s[:len(s)-1] + "^" // "*.example.org." is of whole names, "*.ads." of fragments
+		}
+		r.Name = nil // a pattern has none
 	}
 	r.Pattern = s
 	if s == "://" || s == "http://" {
