@@ -6,7 +6,6 @@ import (
 
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	"github.com/sluice-dns/sluice/resolver/internal/admin"
-	"github.com/sluice-dns/sluice/resolver/internal/policy"
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
@@ -29,18 +28,6 @@ func (r *Resolver) Decided(e *QueryEvent) (step, verdict, list string, line uint
 	if verdict == "" {
 		verdict = "blocked"
 	}
-	cat := r.o.Users.Catalogue()
-	switch e.Why {
-	case policy.WhyList, policy.WhyThreat:
-		if l := cat.List(int(e.List)); l != nil {
-			list = l.ID
-		}
-	case policy.WhyService:
-		for _, s := range cat.Services {
-			if s.Number == int(e.List) {
-				list = s.ID
-			}
-		}
-	}
-	return policy.WhyText(e.Why), verdict, list, e.Line
+	step, list = DecidedBy(e, r.o.Users.Catalogue())
+	return step, verdict, list, e.Line
 }

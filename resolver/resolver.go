@@ -181,6 +181,27 @@ type Listeners struct {
 // QueryEvent is what the query log learns of one query.
 type QueryEvent = query.Event
 
+// DecidedBy puts in words what decided a query that was logged, as explanations do: the step, "" if nothing applied,
+// and the id of the catalogue list or service whose rule it was, "" if it was none's. The event has the rule's line.
+func DecidedBy(e *QueryEvent, cat *usercache.Catalogue) (step, list string) {
+	if e.Verdict == query.Pass {
+		return "", ""
+	}
+	switch e.Why {
+	case policy.WhyList, policy.WhyThreat:
+		if l := cat.List(int(e.List)); l != nil {
+			list = l.ID
+		}
+	case policy.WhyService:
+		for i := range cat.Services {
+			if s := &cat.Services[i]; s.Number == int(e.List) {
+				list = s.ID
+			}
+		}
+	}
+	return policy.WhyText(e.Why), list
+}
+
 // A Resolver answers DNS queries. It is safe for concurrent use.
 type Resolver struct {
 	o        Options

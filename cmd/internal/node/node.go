@@ -134,7 +134,7 @@ func Start(c *config.Sluice, o Options) (_ *Node, err error) {
 	if err := n.sockets.open(&c.Listen, n.limits); err != nil {
 		return nil, err
 	}
-	if n.queries, err = openQueryLog(c.Log.Queries); err != nil {
+	if n.queries, err = openQueryLog(c.Log.Queries, n.users.Catalogue); err != nil {
 		return nil, err
 	}
 	ro, err := n.resolverOptions(key)

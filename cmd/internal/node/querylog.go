@@ -14,10 +14,13 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/usercache"
 )
 
 // A queryLog writes one JSON object for each query of clients whose settings allow it.
 type queryLog struct {
+	catalogue func() *usercache.Catalogue // has the names of lists and services
+
 	mu sync.Mutex
 	w  *bufio.Writer
 	f  io.Closer // nil for standard streams
@@ -28,8 +31,8 @@ type queryLog struct {
 
 // openQueryLog opens the log that the configuration names: "" is off, "stdout", "stderr", or a file, which is
 // appended to.
-func openQueryLog(to string) (*queryLog, error) {
-	l := &queryLog{stop: make(chan struct{})}
+func openQueryLog(to string, catalogue func() *usercache.Catalogue) (*queryLog, error) {
+	l := &queryLog{catalogue: catalogue, stop: make(chan struct{})}
 	switch to {
 	case "":
 		return l, nil
@@ -70,19 +73,25 @@ func (l *queryLog) observer() func(*resolver.QueryEvent) {
 }
 
 func (l *queryLog) write(e *resolver.QueryEvent) {
+	source := ""
+	if e.Source != [16]byte{} {
+		source = netip.AddrFrom16(e.Source).Unmap().String()
+	}
+	by, list := resolver.DecidedBy(e, l.catalogue())
 	line, err := json.Marshal(struct {
 		Time      time.Time `json:"time"`
 		Transport string    `json:"transport"`
-		Source    string    `json:"source"`
+		Source    string    `json:"source,omitempty"` // "" for a user of whom the address is not kept
 		Name      string    `json:"name"`
 		Type      string    `json:"type"`
 		RCode     string    `json:"rcode"`
 		Verdict   string    `json:"verdict"`
-		List      uint16    `json:"list,omitempty"`
+		By        string    `json:"by,omitempty"`   // the step that decided, as explanations name it
+		List      string    `json:"list,omitempty"` // the id of the catalogue list or service that has the rule
 		Line      uint32    `json:"line,omitempty"`
 	}{
-		clock.Wall().UTC(), e.Transport.String(), netip.AddrFrom16(e.Source).Unmap().String(),
-		e.Question().Name.String(), dns.Type(e.Type).String(), dns.RcodeToString[int(e.RCode)], e.Verdict.String(), e.List, e.Line,
+		clock.Wall().UTC(), e.Transport.String(), source,
+		e.Question().Name.String(), dns.Type(e.Type).String(), dns.RcodeToString[int(e.RCode)], e.Verdict.String(), by, list, e.Line,
 	})
 	if err != nil {
 		return // none of these can fail to be written as JSON

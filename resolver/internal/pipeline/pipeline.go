@@ -812,6 +812,9 @@ func fillEvent(e *query.Event, q *query.Query, after query.After) {
 	e.At, e.After, e.Transport = q.Arrived, after, q.Transport
 	e.Verdict, e.Why, e.List, e.Line = q.Outcome.Verdict, q.Outcome.Why, q.Outcome.List, q.Outcome.Line
 	e.RCode, e.Source = q.Outcome.RCode, q.Source.Addr().As16()
+	if q.Client.Unnamed() {
+		e.Source = [16]byte{}
+	}
 	e.Type, e.Class, e.DO, e.CD = q.Question.Type, q.Question.Class, q.Question.DO, q.Question.CD
 	e.View, e.Subnet = q.Question.View, q.Question.Subnet
 	e.Client, e.User = q.Client.Kind, q.Client.Profile.User

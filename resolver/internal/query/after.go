@@ -31,8 +31,8 @@ type Event struct {
 	List      uint16
 	Line      uint32
 	Client    ClientKind
-	User      uint32 // the user's number in this process (usercache.Profile)
-	Source    [16]byte
+	User      uint32   // the user's number in this process (usercache.Profile)
+	Source    [16]byte // all zero if the user's settings let nobody know
 	Type      uint16
 	Class     uint16
 	DO, CD    bool

@@ -26,3 +26,8 @@ type Client struct {
 	// Rules are the client's own rules as package policy has compiled them, held while the query lives.
 	Rules any
 }
+
+// Unnamed reports whether the user's settings keep the client's address out of logs.
+func (c *Client) Unnamed() bool {
+	return c.Kind == Identified && c.Profile.Log < usercache.LogFull
+}
