@@ -293,6 +293,7 @@ func TestSettings(t *testing.T) {
 	// What goes wrong most often is told in the words of who wrote it.
 	for _, c := range [][3]string{
 		{"u", "schedules+=n=block;22:00-07:00;everything", "22:00-07:00 is on no day; write for example daily 22:00-07:00"},
+		{"u", "schedules+=n=block;mon-fri,sun;everything", `"mon-fri,sun" has no times; write for example mon-fri,sun 22:00-07:00`},
 		{"u", "schedules+=n=block;mon 1:00-2:00,sun 3:00-4:00;everything", `"1:00-2:00,sun 3:00-4:00" is more than one span; write DAYS FROM-TO of each and ; between them`},
 		{"u", "schedules+=n=block;mon 1:00-2:00;service:tiktok", `"service:tiktok" is none of services:…, categories:… and lists:…, nor everything`},
 		{"u", "schedules+=n=block;mon 1:00-2:00;all;UTC", `n cannot have "all" and "UTC" for its time zone`},

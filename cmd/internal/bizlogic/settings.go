@@ -558,6 +558,8 @@ func (v *view) parseSchedule(s string) (*userv1.Schedule, error) {
 				}
 			}
 			return nil, invalid("schedules", "%q is none of services:…, categories:… and lists:…, nor everything", part)
+		case part == "daily" || weekdaysOf(part):
+			return nil, invalid("schedules", "%q has no times; write for example %s 22:00-07:00", part, part)
 		case sch.TimeZone != "":
 			return nil, invalid("schedules", "%s cannot have %q and %q for its time zone; it is written %s, where WHAT is services:…, categories:…, lists:… or everything", id, sch.TimeZone, part, scheduleForm)
 		default:
@@ -565,6 +567,14 @@ func (v *view) parseSchedule(s string) (*userv1.Schedule, error) {
 		}
 	}
 	return sch, v.checkSchedule("schedules", sch)
+}
+
+// weekdaysOf reports whether a part begins with a day.
+func weekdaysOf(part string) bool {
+	first, _, _ := strings.Cut(strings.ToLower(part), ",")
+	first, _, _ = strings.Cut(first, "-")
+	_, ok := weekdays[first]
+	return ok
 }
 
 // parseWindow reads DAYS FROM-TO, such as "mon-fri,sun 22:00-07:00".
