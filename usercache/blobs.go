@@ -20,8 +20,8 @@ type NewBlob struct {
 // maxNewBlobs is how many blobs NewBlobs has to give at most.
 const maxNewBlobs = 1024
 
-// NewBlobs gives the blobs that records name which have come in deltas since it was last called. Blobs has all of them
-// in time; this is for those that somebody waits for, and when there are more than maxNewBlobs, the rest is left out.
+// NewBlobs gives the blobs that records name which have come since it was last called. Blobs has all of them in time;
+// this is for those that somebody waits for, and when there are more than maxNewBlobs, the rest is left out.
 func (d *Dataset) NewBlobs() []NewBlob {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -33,7 +33,7 @@ func (d *Dataset) NewBlobs() []NewBlob {
 // noteBlobs notes the blobs of a record that has come.
 func (d *Dataset) noteBlobs(c *Change) {
 	named := d.namedBlobs()
-	if named == nil || c.Removed {
+	if named == nil || c.Removed || len(d.newBlobs) == maxNewBlobs {
 		return
 	}
 	named(c.Key, c.Bytes, func(sum [32]byte) {

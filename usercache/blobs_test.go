@@ -85,4 +85,16 @@ func TestNewBlobs(t *testing.T) {
 	if n := len(d.NewBlobs()); n != maxNewBlobs {
 		t.Errorf("%d are told of", n)
 	}
+	// A first start, or a repair, brings records in buckets.
+	if err := d.BeginTransfer(testID, false); err != nil {
+		t.Fatal(err)
+	}
+	c := list("list/late", 5, 7)
+	whole := BucketData{Bucket: BucketOf(c.Key), AsOf: 5, Records: []Record{{c.Key, 5, c.Bytes}}}
+	if _, err := d.ApplyBucket(t.Context(), testID, whole, day); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.NewBlobs(); len(got) != 1 || got[0].Sum[0] != 7 || got[0].Revision != 5 {
+		t.Errorf("of a bucket: %v", got)
+	}
 }

@@ -312,6 +312,7 @@ func (d *Dataset) applyBucket(id Identity, b BucketData, now time.Time) (res Res
 		if err := d.apply(&c, &b.AsOf, now, &res); err != nil {
 			return res, err
 		}
+		d.noteBlobs(&c)
 	}
 	gone := b.Missing
 	if b.Whole {

@@ -70,7 +70,7 @@ local_data: [{ name: a.home.arpa, records: ["A 192.0.2.1"] }, { name: b.home.arp
 		for _, name := range []string{"a", "b"} {
 			m := ask(t, n, name+".home.arpa.", dns.TypeA)
 			if got := len(m.Answer) == 1 && strings.HasSuffix(m.Answer[0].String(), "\t0.0.0.0"); got != (name == blocked) {
-				t.Fatalf("rules %d: %s is blocked: %v", i, name, got)
+				t.Fatalf("rules %d: %s is blocked: %v: %v", i, name, got, m)
 			}
 		}
 	}
