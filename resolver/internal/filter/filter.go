@@ -112,23 +112,18 @@ func (m *Matcher) Match(name []byte, lists *Set, q *Query) Result {
 // i+1 labels, under the Matcher's key.
 func (m *Matcher) MatchHashed(name []byte, hashes []uint64, lists *Set, q *Query) Result {
 	suffixes, _ := m.may(hashes)
-	if len(m.rules.all) == 0 || len(hashes) == 0 {
-		if suffixes == 0 && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
-			runtime.KeepAlive(m) // whose memory the collector does not see
-			return Result{}
+	var seen *sight
+	if len(m.rules.all) > 0 && len(hashes) > 0 {
+		var s sight
+		if m.rules.look(&s, name, hashes) {
+			seen = &s
 		}
-		return m.match(nil, suffixes, name, hashes, lists, q)
 	}
-	var s sight
-	others := m.rules.look(&s, name, hashes)
-	if suffixes == 0 && !others && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
-		runtime.KeepAlive(m)
+	if suffixes == 0 && seen == nil && len(hashes) <= 64 && m.triggers[rulelist.ByClient] == (prefixSizes{}) {
+		runtime.KeepAlive(m) // whose memory the collector does not see
 		return Result{}
 	}
-	if !others {
-		return m.match(nil, suffixes, name, hashes, lists, q)
-	}
-	return m.match(&s, suffixes, name, hashes, lists, q)
+	return m.match(seen, suffixes, name, hashes, lists, q)
 }
 
 // match goes on with a name of which something may be known; s is nil if only the tables may know it.

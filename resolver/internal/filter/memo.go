@@ -35,19 +35,21 @@ func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Qu
 		return m.recall(k, name, len(hashes), lists, q)
 	}
 	suffixes, _ := m.may(hashes)
-	var s sight
-	others := len(m.rules.all) > 0 && m.rules.look(&s, name, hashes)
-	if now, ok := m.know(&s, suffixes, others, hashes); ok {
+	var seen *sight
+	if len(m.rules.all) > 0 {
+		var s sight
+		if m.rules.look(&s, name, hashes) {
+			seen = &s
+		}
+	}
+	if now, ok := m.know(seen, suffixes, hashes); ok {
 		c.keep(m, hashes[len(hashes)-1], now)
 	}
-	switch {
-	case others:
-		return m.match(&s, suffixes, name, hashes, lists, q)
-	case suffixes != 0:
-		return m.match(nil, suffixes, name, hashes, lists, q)
+	if suffixes == 0 && seen == nil {
+		runtime.KeepAlive(m)
+		return Result{}
 	}
-	runtime.KeepAlive(m)
-	return Result{}
+	return m.match(seen, suffixes, name, hashes, lists, q)
 }
 
 // MatchAddr is m.MatchAddr. Of addresses it remembers those that no rule knows.
@@ -98,7 +100,7 @@ func (c *Memo) keep(m *Matcher, hash uint64, k known) {
 
 // know finds out what can be remembered of a name. It reports false if that would not tell all: rules that are not in
 // tables meet the name, or several tables have its suffix, whose rules may disable each other.
-func (m *Matcher) know(s *sight, suffixes uint64, others bool, hashes []uint64) (k known, ok bool) {
+func (m *Matcher) know(s *sight, suffixes uint64, hashes []uint64) (k known, ok bool) {
 	for ; suffixes != 0; suffixes &^= 1 << (bits.Len64(suffixes) - 1) {
 		at := bits.Len64(suffixes) - 1
 		for i := range m.layers {
@@ -113,7 +115,7 @@ func (m *Matcher) know(s *sight, suffixes uint64, others bool, hashes []uint64) 
 			k.n++
 		}
 	}
-	return k, !others || !m.rules.any(s, hashes)
+	return k, s == nil || !m.rules.any(s, hashes)
 }
 
 // recall judges a name of so many labels by what is known.
