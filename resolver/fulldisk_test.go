@@ -5,18 +5,16 @@ package resolver_test
 import (
 	"log/slog"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/miekg/dns"
 
+	"github.com/sluice-dns/sluice/internal/fulldisk"
 	"github.com/sluice-dns/sluice/resolver"
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/siminternet"
@@ -26,27 +24,11 @@ import (
 // file before stays as it was, and with room again the next try succeeds. It runs in a process of its own, because
 // the limit on the size of files that stands for the full disk is the process's.
 func TestFullDisk(t *testing.T) {
-	if os.Getenv("RESOLVER_FULL_DISK") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), "RESOLVER_FULL_DISK=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestFullDisk") {
-			t.Errorf("%v:\n%s", err, out)
-		}
+	if fulldisk.Alone(t) {
 		return
 	}
-	signal.Ignore(syscall.SIGXFSZ) // then what does not fit is an error
 	file := filepath.Join(t.TempDir(), "rrsets.cache")
-	room := func(bytes uint64) {
-		var l syscall.Rlimit
-		err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &l)
-		if l.Cur = min(bytes, l.Max); err == nil {
-			err = syscall.Setrlimit(syscall.RLIMIT_FSIZE, &l)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	room := func(bytes uint64) { fulldisk.Room(t, bytes) }
 	synctest.Test(t, func(t *testing.T) {
 		sim, err := siminternet.New(clock.Wall(), cacheZones()...)
 		if err != nil {

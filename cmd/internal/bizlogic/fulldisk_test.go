@@ -9,16 +9,14 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"os/signal"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sluice-dns/sluice/internal/fulldisk"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	syncv1 "github.com/sluice-dns/sluice/proto/sync/v1"
 )
@@ -27,26 +25,10 @@ import (
 // no list, asks no list's server again and again, and goes on by itself when there is room. It runs in a process of its
 // own, because the limit on the size of files that stands for the full disk is the process's.
 func TestFullDisk(t *testing.T) {
-	if os.Getenv("BIZLOGIC_FULL_DISK") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), "BIZLOGIC_FULL_DISK=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestFullDisk") {
-			t.Errorf("%v:\n%s", err, out)
-		}
+	if fulldisk.Alone(t) {
 		return
 	}
-	signal.Ignore(syscall.SIGXFSZ) // then what does not fit is an error
-	room := func(bytes uint64) {
-		var l syscall.Rlimit
-		err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &l)
-		if l.Cur = min(bytes, l.Max); err == nil {
-			err = syscall.Setrlimit(syscall.RLIMIT_FSIZE, &l)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	room := func(bytes uint64) { fulldisk.Room(t, bytes) }
 	s := &site{text: manyRules(100)}
 	srv := httptest.NewServer(s)
 	t.Cleanup(srv.Close)

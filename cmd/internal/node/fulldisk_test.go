@@ -6,11 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/sluice-dns/sluice/internal/fulldisk"
 	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
 )
@@ -26,26 +24,10 @@ import (
 // there is room. A first start, which needs room, leaves nothing in the way of the next. It runs in a process of its
 // own, because the limit on the size of files that stands for the full disk is the process's.
 func TestStandaloneOnFullDisk(t *testing.T) {
-	if os.Getenv("NODE_FULL_DISK") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestStandaloneOnFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), "NODE_FULL_DISK=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestStandaloneOnFullDisk") {
-			t.Errorf("%v:\n%s", err, out)
-		}
+	if fulldisk.Alone(t) {
 		return
 	}
-	signal.Ignore(syscall.SIGXFSZ) // then what does not fit is an error
-	room := func(bytes uint64) {
-		var l syscall.Rlimit
-		err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &l)
-		if l.Cur = min(bytes, l.Max); err == nil {
-			err = syscall.Setrlimit(syscall.RLIMIT_FSIZE, &l)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	room := func(bytes uint64) { fulldisk.Room(t, bytes) }
 	const lots = 1 << 40
 	dir := t.TempDir()
 	c := configured(t, dir, "")

@@ -6,16 +6,14 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/sluice-dns/sluice/internal/fulldisk"
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/usercache"
 )
@@ -24,26 +22,10 @@ import (
 // stays as it was, and soon after there is room again it is written, which is said too. It runs in a process of its
 // own, because the limit on the size of files that stands for the full disk is the process's.
 func TestIndexFullDisk(t *testing.T) {
-	if os.Getenv("POLICY_FULL_DISK") == "" {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestIndexFullDisk$", "-test.v")
-		cmd.Env = append(os.Environ(), "POLICY_FULL_DISK=1")
-		out, err := cmd.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "--- PASS: TestIndexFullDisk") {
-			t.Errorf("%v:\n%s", err, out)
-		}
+	if fulldisk.Alone(t) {
 		return
 	}
-	signal.Ignore(syscall.SIGXFSZ) // then what does not fit is an error
-	room := func(bytes uint64) {
-		var l syscall.Rlimit
-		err := syscall.Getrlimit(syscall.RLIMIT_FSIZE, &l)
-		if l.Cur = min(bytes, l.Max); err == nil {
-			err = syscall.Setrlimit(syscall.RLIMIT_FSIZE, &l)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	room := func(bytes uint64) { fulldisk.Room(t, bytes) }
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.list("l", 0, "||one.example^")
