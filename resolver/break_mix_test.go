@@ -668,7 +668,7 @@ func crowded(t *testing.T, seed uint64, users, changes, clients int) {
 					}
 					c.mu.RUnlock()
 					if !ok {
-						t.Errorf("%s asks %s, way %d, versions %d to %d: %q, want one of %q", d, name, way, before, after, is, right)
+						t.Errorf("%s asks %s, way %d, versions %d to %d: %q, want one of %q\n%v", d, name, way, before, after, is, right, got)
 					}
 					asked.Add(1)
 					kinds[way].Add(1)

@@ -260,8 +260,9 @@ type run struct {
 type kin struct {
 	// dead are NS names that gave no address; they are not tried again for the same question.
 	dead map[dnsname.Name]bool
-	// referred are zones of which the parent's referral is as new as this Resolve.
-	referred map[dnsname.Name]bool
+	// referred are zones of which the parent's referral is as new as this Resolve, and the servers it gave: they count
+	// for the rest of it, though the cache may hold them no longer (a TTL of 0, a purge).
+	referred map[dnsname.Name][]netip.AddrPort
 	// circular is true once the address of a name server turned out to depend on itself.
 	circular bool
 }
@@ -377,7 +378,7 @@ func (r *run) iterate(name dnsname.Name, typ uint16) (response, error) {
 			case z.static && z.first:
 				z = r.startPublic(name, typ)
 				continue
-			case z.cached && !again && z.name != dnsname.Root && !r.family.referred[z.name]:
+			case z.cached && !again && z.name != dnsname.Root && !r.referred(z.name):
 				// The servers we knew are of no use: they may have moved, or their glue may have expired
 				// before the delegation did. The parent knows.
 				again = true

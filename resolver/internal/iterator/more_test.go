@@ -937,3 +937,37 @@ func TestClientSubnet(t *testing.T) {
 		})
 	}
 }
+
+// The addresses of a zone's servers that a referral brought serve the whole resolution, though its glue is not in the
+// cache any more when an alias leads to another name of the zone: it had a TTL of 0, or was purged meanwhile.
+func TestGlueGoneMeanwhile(t *testing.T) {
+	for _, purged := range []bool{false, true} {
+		t.Run(fmt.Sprint("purged=", purged), func(t *testing.T) {
+			bubble(t, zones{{Name: "one.lab.", Servers: servers(s1), Records: "a CNAME b\nb CNAME c\nc A 198.51.100.1"}}, nil, func(r *rig) {
+				r.hook(s1, func(q siminternet.Query) *siminternet.Reply {
+					if purged {
+						r.opts.RRsets.Purge(dnsname.MustParse("ns1.one.lab."), false, 0)
+					}
+					m := q.Answer()
+					m.Answer = m.Answer[:min(len(m.Answer), 1)]
+					return &siminternet.Reply{Msg: m}
+				})
+				r.hook("127.53.1.7", func(q siminternet.Query) *siminternet.Reply {
+					m := q.Answer()
+					for _, rr := range m.Extra {
+						if !purged && rr.Header().Rrtype == typeA {
+							rr.Header().Ttl = 0
+						}
+					}
+					return &siminternet.Reply{Msg: m}
+				})
+				r.want("a.one.lab.", typeA, "NOERROR", "a.one.lab. CNAME b.one.lab.", "b.one.lab. CNAME c.one.lab.", "c.one.lab. A 198.51.100.1")
+				r.ResetLog()
+				r.want("d.one.lab.", typeA, "NXDOMAIN") // the parent gives the glue again
+				if n := r.sent(nil); n != 2 {
+					t.Errorf("%d questions:\n%s", n, r.log())
+				}
+			})
+		})
+	}
+}

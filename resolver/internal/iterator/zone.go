@@ -93,6 +93,9 @@ func (r *run) deepest(name dnsname.Name) *cut {
 	}
 	z := &cut{name: zone, granted: granted, cached: true}
 	r.fill(z, &ns, nil)
+	if len(z.servers) == 0 {
+		z.servers = slices.Clone(r.family.referred[zone])
+	}
 	if c := r.it.Configured(r.q.View, zone); c != nil && c.Forward != nil {
 		return z // what the cache has of the child's own servers is a forwarder's word, which delegates nothing
 	}
@@ -145,10 +148,6 @@ func (r *run) root() *cut {
 
 // descend enters a delegation: it keeps what the referral said and returns the child's cut.
 func (r *run) descend(parent *cut, res response) *cut {
-	if r.family.referred == nil {
-		r.family.referred = make(map[dnsname.Name]bool)
-	}
-	r.family.referred[res.child] = true
 	now := r.now
 	granted := min(parent.granted, now.Add(seconds(res.ns.TTL)))
 	loose := make(map[dnsname.Name][]netip.Addr)
@@ -169,7 +168,16 @@ func (r *run) descend(parent *cut, res response) *cut {
 		loose[g.Name] = append(loose[g.Name], addresses(g)...)
 	}
 	r.fill(z, &res.ns, loose)
+	if r.family.referred == nil {
+		r.family.referred = make(map[dnsname.Name][]netip.AddrPort)
+	}
+	r.family.referred[z.name] = slices.Clip(z.servers)
 	return z
+}
+
+func (r *run) referred(zone dnsname.Name) bool {
+	_, ok := r.family.referred[zone]
+	return ok
 }
 
 // fill gives z the servers in an NS RRset whose addresses are known; more finds the others. extra has
