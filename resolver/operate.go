@@ -153,6 +153,7 @@ func (r *Resolver) sources(o *OperateOptions) metrics.Sources {
 			}
 			return all
 		},
+		Untried:  r.policy.Untried,
 		Pressure: func() metrics.Pressure { return metrics.Pressure{} },
 		Limits: func() map[string]int64 {
 			t := r.o.Limits.Table()

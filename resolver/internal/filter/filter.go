@@ -84,6 +84,9 @@ type Query struct {
 	Spent *int
 }
 
+// Exhausted reports whether so much has been spent that rules are left untried.
+func Exhausted(spent int) bool { return spent > maxSpent }
+
 // maxRefs is how many rewrites, or addresses of hosts lines, one answer can be made of. More are left
 // out, of which the compiler names those that are of one list and one name.
 const maxRefs = rulelist.MaxRecords

@@ -72,6 +72,8 @@ type Sources struct {
 	Datasets func() []Dataset
 	// Lists are the lists of the catalogue.
 	Lists func() []List
+	// Untried is how many judgements left rules untried, the operator's and users' own.
+	Untried func() (operators, users uint64)
 	// Pressure is the level of overload.
 	Pressure func() Pressure
 	// Limits are the limits in force, by name.
@@ -204,6 +206,8 @@ var (
 	listRules   = desc("list_rules", "Usable rules of a catalogue list.", "list")
 	listUpdated = desc("list_updated_timestamp_seconds", "When the text of a catalogue list was taken by the service.", "list")
 
+	untried = desc("rules_untried_total", "Questions and answers that were judged without trying all rules, because that would have taken too long. Whose: lists, services and shared policies, or what users wrote; sluicectl explain says it of a name.", "whose")
+
 	upstream       = desc("upstream_queries_total", "Messages sent to servers.")
 	upstreamTCP    = desc("upstream_tcp_queries_total", "Messages sent to servers over TCP; part of sluice_upstream_queries_total.")
 	upstreamEnds   = desc("upstream_outcomes_total", "What went another way than one answer to one question.", "outcome")
@@ -249,7 +253,7 @@ var (
 )
 
 var descs = []*prometheus.Desc{
-	listHits, listRules, listUpdated,
+	listHits, listRules, listUpdated, untried,
 	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
 	dropped, upstream, upstreamTCP, upstreamEnds, upstreamLocal, upstreamJoined,
 	validated, signatures, verifying, verifyingMost, negativeAnchors, forwarded, forwardAsked, forwardEnds, forwardSRTT, forwardResting,
@@ -303,6 +307,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.datasets(o)
 	c.lists(o)
+	if c.s.Untried != nil {
+		operators, users := c.s.Untried()
+		o.counter(untried, operators, "operator")
+		o.counter(untried, users, "user")
+	}
 	if c.s.Pressure != nil {
 		p := c.s.Pressure()
 		o.gauge(overloadLevel, float64(p.Level))

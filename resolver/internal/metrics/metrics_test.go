@@ -69,6 +69,7 @@ func full() Sources {
 		Lists: func() []List {
 			return []List{{ID: "ads", Number: 7, Rules: 121, Updated: 122}, {ID: "other", Number: 511}}
 		},
+		Untried:  func() (uint64, uint64) { return 123, 124 },
 		Pressure: func() Pressure { return Pressure{Level: 2, Degraded: 0.25} },
 		Limits:   func() map[string]int64 { return map[string]int64{"cache": 71} },
 		Panics:   func() uint64 { return 81 },
@@ -267,8 +268,12 @@ sluice_upstream_outcomes_total{outcome="unreachable"} 35
 # HELP sluice_limit Limits in force, in the unit of each.
 # TYPE sluice_limit gauge
 sluice_limit{name="cache"} 71
+# HELP sluice_rules_untried_total Questions and answers that were judged without trying all rules, because that would have taken too long. Whose: lists, services and shared policies, or what users wrote; sluicectl explain says it of a name.
+# TYPE sluice_rules_untried_total counter
+sluice_rules_untried_total{whose="operator"} 123
+sluice_rules_untried_total{whose="user"} 124
 `
-	err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_events_dropped_total", "sluice_listener_dropped_total", "sluice_upstream_outcomes_total", "sluice_limit")
+	err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_events_dropped_total", "sluice_listener_dropped_total", "sluice_upstream_outcomes_total", "sluice_limit", "sluice_rules_untried_total")
 	if err != nil {
 		t.Error(err)
 	}

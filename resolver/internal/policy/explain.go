@@ -161,6 +161,7 @@ func (p *Policy) ExplainQuestion(q *query.Query, trace func(Step)) query.Verdict
 	j := p.judge(q)
 	j.trace = trace
 	j.told = q.Turn.NumAliases == 0 // once
+	defer j.tellUntried()
 	return j.question()
 }
 
@@ -168,5 +169,20 @@ func (p *Policy) ExplainQuestion(q *query.Query, trace func(Step)) query.Verdict
 func (p *Policy) ExplainAnswer(q *query.Query, a *query.Answer, sofar query.Verdict, trace func(Step)) query.Verdict {
 	j := p.judge(q)
 	j.trace = trace
+	defer j.tellUntried()
 	return j.answer(a, sofar)
+}
+
+// tellUntried notes that rules were left untried.
+func (j *judge) tellUntried() {
+	tell := func(whose string) {
+		j.trace(Step{Step: "limits", Verdict: query.Pass, Detail: "to try all rules of " + whose + " would have taken too long: some were left untried, and may have said otherwise",
+			Change: "patterns and expressions in them with more text that a name must have"})
+	}
+	if filter.Exhausted(j.q.Scratch.Spent) {
+		tell("lists, services and the shared policy")
+	}
+	if filter.Exhausted(j.q.Scratch.OwnSpent) {
+		tell("the device and the user, or of their own lists,")
+	}
 }

@@ -15,7 +15,7 @@ import (
 // An own is what a device's Details come to when compiled. It is immutable. It hangs on the Details, so that it
 // goes when they do, and on each query that is judged by it.
 type own struct {
-	rules    [3]*filter.Matcher // of the device, the user, the shared policy; nil without
+	rules    [3]*filter.Matcher // of the device, the user, the shared policy (policyRules); nil without
 	lists    []ownList
 	rewrites rewriteSet
 	unblocks []unblock
@@ -28,6 +28,9 @@ type own struct {
 	changes uint64
 	item    *item
 }
+
+// policyRules is the place of the shared policy's rules, which are the operator's, among an own's.
+const policyRules = 2
 
 type ownList struct {
 	id      string

@@ -145,6 +145,8 @@ type Policy struct {
 	own   compiled
 	// changes counts what may have brought a text that was missing.
 	changes atomic.Uint64
+	// What Untried returns.
+	untried, ownUntried atomic.Uint64
 
 	listsChanged chan struct{} // of one: the lists' index may not be on disk
 
@@ -290,10 +292,33 @@ func (p *Policy) judge(q *query.Query) judge {
 	id := j.p.DeviceID.Bytes()
 	j.fq.Client = unsafe.String(unsafe.SliceData(id), len(id)) // lives as long as q
 	j.fq.Addr = q.Source.Addr().Unmap()
-	q.Scratch.Spent = 0
-	j.fq.Spent = &q.Scratch.Spent
+	q.Scratch.Spent, q.Scratch.OwnSpent = 0, 0
+	j.charge(false)
 	return j
 }
+
+// charge says what the rules that are tried next are counted as. What a user writes has a bound of its own, so that
+// however dear it is to try, the operator's rules are tried all the same.
+func (j *judge) charge(own bool) {
+	j.fq.Spent = &j.q.Scratch.Spent
+	if own {
+		j.fq.Spent = &j.q.Scratch.OwnSpent
+	}
+}
+
+// count notes judgements that left rules untried.
+func (p *Policy) count(q *query.Query) {
+	if filter.Exhausted(q.Scratch.Spent) {
+		p.untried.Add(1)
+	}
+	if filter.Exhausted(q.Scratch.OwnSpent) {
+		p.ownUntried.Add(1)
+	}
+}
+
+// Untried returns how many judgements, of a question or of an answer, left rules of the operator's or of users
+// untried, because they would have cost too much.
+func (p *Policy) Untried() (operators, users uint64) { return p.untried.Load(), p.ownUntried.Load() }
 
 // filtering is row 1, and finds out what applies now.
 func (j *judge) filtering() bool {
@@ -364,7 +389,9 @@ func (p *Policy) Question(q *query.Query) query.Verdict {
 		return query.Verdict{} // nobody's profile, or one that wants nothing
 	}
 	j := p.judge(q)
-	return j.question()
+	v := j.question()
+	p.count(q)
+	return v
 }
 
 func (j *judge) question() query.Verdict {
@@ -431,9 +458,11 @@ func (j *judge) early(n *name) query.Verdict {
 	j.fq.Name = j.p.Details.Name
 	for i, m := range j.own.rules {
 		if m != nil {
+			j.charge(i != policyRules)
 			results[i] = m.MatchHashed(n.wire, n.hashes, nil, &j.fq)
 		}
 	}
+	j.charge(false)
 	j.fq.Name = "" // lists are written for many, and what somebody calls his device means nothing there
 	return j.ranked(&results, n)
 }
@@ -562,12 +591,14 @@ func (j *judge) late(n *name) query.Verdict {
 	var best filter.Result
 	from, why := source{}, WhyNothing
 	if j.own != nil {
+		j.charge(true)
 		for i := range j.own.lists {
 			m := j.own.lists[i].matcher
 			if r := m.MatchHashed(n.wire, n.hashes, nil, &j.fq); outranks(&r, &best) {
 				best, from, why = r, source{m, int8(i)}, WhyOwnList
 			}
 		}
+		j.charge(false)
 	}
 	catalogue := j.s.lists.Load()
 	if *lists != (filter.Set{}) {
@@ -625,7 +656,9 @@ func (p *Policy) Answer(q *query.Query, a *query.Answer, sofar query.Verdict) qu
 		return query.Verdict{}
 	}
 	j := p.judge(q)
-	return j.answer(a, sofar)
+	v := j.answer(a, sofar)
+	p.count(q)
+	return v
 }
 
 func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {

@@ -130,9 +130,11 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		j.fq.Name = j.p.Details.Name
 		for i, m := range j.own.rules {
 			if m != nil {
+				j.charge(i != policyRules)
 				results[i] = b.match(nil, m, nil, &j.fq)
 			}
 		}
+		j.charge(false)
 		j.fq.Name = ""
 		if v := j.ranked(&results, n); v.Kind != query.Pass {
 			return v
@@ -143,12 +145,14 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		var best filter.Result
 		from, why := source{}, WhyNothing
 		if j.own != nil {
+			j.charge(true)
 			for i := range j.own.lists {
 				m := j.own.lists[i].matcher
 				if r := b.match(nil, m, nil, &j.fq); outranks(&r, &best) {
 					best, from, why = r, source{m, int8(i)}, WhyOwnList
 				}
 			}
+			j.charge(false)
 		}
 		if *lists != (filter.Set{}) {
 			if r := b.match(j.memo(), catalogue, lists, &j.fq); outranks(&r, &best) {

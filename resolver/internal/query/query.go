@@ -249,8 +249,8 @@ type Scratch struct {
 	// Hashes receives suffix hashes of a name.
 	Hashes [dnsname.MaxLabels + 1]uint64
 	Name   [dnsname.MaxLen + 1]byte
-	// Spent counts what trying rules costs; see filter.Query.
-	Spent int
+	// Spent counts what trying rules costs, OwnSpent what a user's own do; see filter.Query.
+	Spent, OwnSpent int
 	// Device and Hint hold what names the device while it is looked up.
 	Device usercache.DeviceID
 	Hint   [MaxHint + 4]byte
