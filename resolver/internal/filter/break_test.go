@@ -61,6 +61,46 @@ func TestWorkOfOneQueryIsBounded(t *testing.T) {
 	}
 }
 
+// Finding out whether a name or an address can be remembered is work of the query's as well: an answer may hold hundreds
+// of either, all of them new.
+func TestWorkOfRememberingIsBounded(t *testing.T) {
+	var b strings.Builder
+	for i := range 64 {
+		fmt.Fprintf(&b, "/(?:[a-d0-9.]?){0,%d}[z1][^z]/$important\n", 90+i)
+	}
+	m, _ := Compile(&testKey, b.String())
+	const many = 300
+	const most = maxSpent + 2*255*1000 + 1000
+	memo, spent := new(Memo), 0
+	q := &Query{Type: 1, Spent: &spent}
+	match := func(name string) {
+		var h [dnsname.MaxLabels + 1]uint64
+		wire := []byte(dnsname.MustParse(name))
+		n := dnsname.SuffixHashes(m.key, wire, &h)
+		memo.Match(m, wire, h[:n], nil, q)
+	}
+	for i := range many {
+		match(fmt.Sprintf("x%d.", i) + strings.Repeat("a.b.c.d.", 15) + "z.")
+	}
+	if spent <= maxSpent || spent > most {
+		t.Errorf("names: %d steps, %d to %d expected", spent, maxSpent, most)
+	}
+	spent = 0
+	for i := range many {
+		memo.MatchAddr(m, netip.AddrFrom4([4]byte{222, 222, byte(i), 222}), nil, q)
+	}
+	if spent <= maxSpent || spent > most {
+		t.Errorf("addresses: %d steps, %d to %d expected", spent, maxSpent, most)
+	}
+	// What there was nothing left to find out of is not remembered as a name that no rule meets.
+	m, _ = Compile(&testKey, "/^q+.x[0-9]+$/")
+	spent = maxSpent + 1
+	match("qq.x1.")
+	if memo.find(m, m.key.Hash([]byte(dnsname.MustParse("qq.x1.")))) != nil {
+		t.Error("a name of which nothing was found out is remembered")
+	}
+}
+
 // Conditions of thousands of values are searched, not walked, and say what they said.
 func TestConditionsOfManyValues(t *testing.T) {
 	var names, prefixes []string

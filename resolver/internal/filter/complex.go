@@ -982,18 +982,28 @@ func (x *rules) complex(j *judgement, s *sight, hashes []uint64, spent *int) {
 	})
 }
 
+// maxKnown is how much of maxSpent it may take to find out that no rule meets a name, so that its place can be
+// remembered: of names that take longer there are few, and looking at them is better spent on judging.
+const maxKnown = maxSpent / 64
+
 // any reports whether some rule's pattern meets the name, conditions and lists apart, or may for all that can be found
-// out at a reasonable cost.
-func (x *rules) any(s *sight, hashes []uint64) (found bool) {
-	text, spent := s.text(), 0
+// out for maxKnown, which counts as q's, or for what q has left.
+func (x *rules) any(s *sight, hashes []uint64, q *Query) (found bool) {
+	text, spent, most := s.text(), 0, maxKnown
+	if q.Spent != nil {
+		most = min(most, maxSpent-*q.Spent)
+	}
 	x.candidates(s, hashes, func(ids []uint32) bool {
 		for _, id := range ids {
-			if found = found || spent > maxSpent || x.meets(&x.all[id], text, &spent); found {
+			if found = found || spent > most || x.meets(&x.all[id], text, &spent); found {
 				break
 			}
 		}
 		return !found
 	})
+	if q.Spent != nil {
+		*q.Spent += spent
+	}
 	return found
 }
 

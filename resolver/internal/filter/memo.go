@@ -42,7 +42,7 @@ func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Qu
 			seen = &s
 		}
 	}
-	if now, ok := m.know(seen, suffixes, hashes); ok {
+	if now, ok := m.know(seen, suffixes, hashes, q); ok {
 		c.keep(m, hashes[len(hashes)-1], now)
 	}
 	if suffixes == 0 && seen == nil {
@@ -63,14 +63,14 @@ func (c *Memo) MatchAddr(m *Matcher, addr netip.Addr, lists *Set, q *Query) Resu
 		return Result{}
 	}
 	r := m.MatchAddr(addr, lists, q)
-	if r.Verdict == None && m.strange(addr) {
+	if r.Verdict == None && m.strange(addr, q) {
 		c.keep(m, hash, known{})
 	}
 	return r
 }
 
-// strange reports that no rule knows an address, whoever asks.
-func (m *Matcher) strange(addr netip.Addr) bool {
+// strange reports that no rule knows an address, whoever asks. Finding out is q's to pay.
+func (m *Matcher) strange(addr netip.Addr, q *Query) bool {
 	var buf [64]byte
 	name := rulelist.AppendAddr(buf[:0], addr.Unmap())
 	hash := [1]uint64{m.key.Hash(name)}
@@ -78,7 +78,9 @@ func (m *Matcher) strange(addr netip.Addr) bool {
 		return false
 	}
 	var s sight
-	return len(m.rules.all) == 0 || !m.rules.look(&s, name, hash[:]) || !m.rules.any(&s, hash[:])
+	known := len(m.rules.all) > 0 && m.rules.look(&s, name, hash[:]) && m.rules.any(&s, hash[:], q)
+	runtime.KeepAlive(m)
+	return !known
 }
 
 // keyOf stands for a name and a Matcher: if two have the same, so have 63 bits of keyed hashes.
@@ -98,9 +100,9 @@ func (c *Memo) keep(m *Matcher, hash uint64, k known) {
 	c.kept[k.key>>(64-memoBits)] = k
 }
 
-// know finds out what can be remembered of a name. It reports false if that would not tell all: rules that are not in
-// tables meet the name, or several tables have its suffix, whose rules may disable each other.
-func (m *Matcher) know(s *sight, suffixes uint64, hashes []uint64) (k known, ok bool) {
+// know finds out what can be remembered of a name, at q's cost. It reports false if that would not tell all: rules that
+// are not in tables meet the name, or several tables have its suffix, whose rules may disable each other.
+func (m *Matcher) know(s *sight, suffixes uint64, hashes []uint64, q *Query) (k known, ok bool) {
 	for ; suffixes != 0; suffixes &^= 1 << (bits.Len64(suffixes) - 1) {
 		at := bits.Len64(suffixes) - 1
 		for i := range m.layers {
@@ -115,7 +117,7 @@ func (m *Matcher) know(s *sight, suffixes uint64, hashes []uint64) (k known, ok 
 			k.n++
 		}
 	}
-	return k, s == nil || !m.rules.any(s, hashes)
+	return k, s == nil || !m.rules.any(s, hashes, q)
 }
 
 // recall judges a name of so many labels by what is known.
