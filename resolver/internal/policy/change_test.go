@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"path/filepath"
 	"testing"
@@ -88,6 +89,52 @@ func TestNumbersGivenAgain(t *testing.T) {
 		}
 		if got := say(p.Question(q)); got != want {
 			t.Errorf("asked before: %s: %s, want %s", what, got, want)
+		}
+	}
+}
+
+// A query that began before a number was given again is not judged by the list that has it now, not even when that has
+// been merged under it; what else it is judged by is judged on.
+func TestNumberGivenAgainAndMerged(t *testing.T) {
+	w := newWorld(t)
+	w.list("old", 0, "||old.example^")
+	w.list("other", 1, "||other.example^")
+	w.list("threat", 2, "||threat.example^")
+	w.put(usercache.CatalogueKind, "category/kind", &userv1.Category{Lists: []string{"threat"}, Threat: true})
+	w.put(usercache.Users, "u", &userv1.User{Settings: &userv1.Settings{Lists: set("old", "other"), Categories: set("kind")}, Devices: []*userv1.Device{{Id: "d"}}})
+	p := w.policy()
+	names := []string{"old", "new", "other", "threat", "danger"}
+	early := map[string]*query.Query{}
+	for _, n := range names {
+		early[n] = w.ask(p, "d", n+".example.", "A")
+	}
+	for round := range 2 { // what was merged once is merged again
+		records := map[string]proto.Message{"list/old": nil, "list/threat": nil}
+		for n, id := range map[uint32]string{0: "new", 2: "danger"} {
+			text := fmt.Sprintf("||%s.example^\n||round%d.example^", id, round)
+			records["list/"+id] = &userv1.List{Number: n, Sha256: w.blob(text), Size: uint64(len(text))}
+		}
+		records["category/kind"] = &userv1.Category{Lists: []string{"danger"}, Threat: true}
+		w.putAll(usercache.CatalogueKind, records)
+		p.Update()
+		p.merge()
+		for _, n := range names {
+			want := "pass by nothing"
+			if n == "other" {
+				want = "blocked by list mode 0"
+			}
+			if got := say(p.Question(early[n])); got != want {
+				t.Errorf("round %d, %s, asked before: %s, want %s", round, n, got, want)
+			}
+			q := early[n]
+			a := answer(t, q, n+".example. CNAME new.example.\nnew.example. CNAME danger.example.\ndanger.example. A 203.0.113.1")
+			if got := say(p.Answer(q, &a, query.Verdict{})); got != "pass by nothing" {
+				t.Errorf("round %d, %s, answered after: %s", round, n, got)
+			}
+			want = map[string]string{"other": "blocked by list mode 0", "danger": "blocked by threat list mode 0"}[n]
+			if got := say(p.Question(w.ask(p, "d", n+".example.", "A"))); want != "" && got != want {
+				t.Errorf("round %d, %s: %s, want %s", round, n, got, want)
+			}
 		}
 	}
 }

@@ -34,12 +34,19 @@ var smallIndex int64 = 8 << 20
 
 // A shelf holds the matcher of a state's lists. Merging puts an equal one in its place, for queries too that have begun
 // with that state: they would keep the memory of the old one for as long as their answers take.
-type shelf = atomic.Pointer[filter.Matcher]
+type shelf struct {
+	atomic.Pointer[filter.Matcher]
+	// revision is the catalogue's by which the lists were numbered first.
+	revision uint64
+	// void, if not nil, are the numbers that mean other lists in the Matcher than they did in the shelf's states. It is
+	// looked at after the Matcher, and stored before.
+	void atomic.Pointer[filter.Set]
+}
 
-func newShelf(m *filter.Matcher) *shelf {
-	var s shelf
+func newShelf(m *filter.Matcher, revision uint64) *shelf {
+	s := &shelf{revision: revision}
 	s.Store(m)
-	return &s
+	return s
 }
 
 // A room says how much new versions of lists may come beside the old ones before these are merged away.
@@ -83,7 +90,7 @@ func (s *state) loadIndex(o *Options) {
 	m, ids, err := filter.Load(o.Index, &o.Key)
 	switch {
 	case err == nil:
-		s.lists, s.listHash = newShelf(m), *ids
+		s.lists, s.listHash = newShelf(m, o.Users.Catalogue().Revision), *ids
 		lists := m.Lists()
 		o.Logger.Info("the index of filter lists was read", "lists", lists.Len(), "rules", m.Stats().Rules)
 	case errors.Is(err, fs.ErrNotExist):
@@ -146,6 +153,12 @@ func (p *Policy) mergeLocked(now *shelf) {
 	serve := func(m *filter.Matcher) {
 		for _, s := range shelves {
 			s.Store(m)
+		}
+	}
+	catalogue := p.state.Load().catalogue
+	for _, s := range shelves[1:] {
+		if void := filter.Set(catalogue.Renumbered(s.revision).Lists); void != (filter.Set{}) {
+			s.void.Store(&void)
 		}
 	}
 	serve(now.Load())

@@ -267,6 +267,16 @@ func (j *judge) vary() {
 	}
 }
 
+// catalogue returns the matcher of the catalogue's lists. Which of them apply is to be asked for after it.
+func (j *judge) catalogue() *filter.Matcher {
+	m := j.s.lists.Load()
+	if void := j.s.lists.void.Load(); void != nil {
+		j.vary()
+		j.lists, j.threats = j.lists.Minus(*void), j.threats.Minus(*void)
+	}
+	return m
+}
+
 // avoid takes away what has another meaning in the view than in the profile.
 func (j *judge) avoid() {
 	void := &j.s.void
@@ -581,6 +591,7 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 		return j.block(WhySchedule, "schedule", edeFiltered)
 	}
+	catalogue := j.catalogue()
 	lists, threats, services := j.now()
 	if *services != (filter.Set{}) {
 		r := j.s.services.MatchHashed(n.wire, n.hashes, services, &j.fq)
@@ -600,7 +611,6 @@ func (j *judge) late(n *name) query.Verdict {
 		}
 		j.charge(false)
 	}
-	catalogue := j.s.lists.Load()
 	if *lists != (filter.Set{}) {
 		if r := j.memo().Match(catalogue, n.wire, n.hashes, lists, &j.fq); outranks(&r, &best) {
 			best, from, why = r, source{matcher: catalogue}, WhyList
@@ -722,8 +732,8 @@ func (j *judge) target(to []byte, excepted bool) query.Verdict {
 
 // threat is row 11 alone.
 func (j *judge) threat(n *name) query.Verdict {
+	m := j.catalogue()
 	if _, threats, _ := j.now(); *threats != (filter.Set{}) {
-		m := j.s.lists.Load()
 		if r := j.memo().Match(m, n.wire, n.hashes, threats, &j.fq); isThreat(&r) {
 			return j.result(source{matcher: m}, &r, WhyThreat, n)
 		}

@@ -34,8 +34,8 @@ func (j *judge) wants() (names, addrs bool) {
 		n, a := m.WantsServers(lists)
 		names, addrs = names || n, addrs || a
 	}
+	catalogue := j.catalogue()
 	lists, threats, _ := j.now()
-	catalogue := j.s.lists.Load()
 	ask(catalogue, lists)
 	ask(catalogue, threats)
 	if j.own != nil {
@@ -124,6 +124,7 @@ func (b *behind) match(memo *filter.Memo, m *filter.Matcher, lists *filter.Set, 
 // behind judges what is behind the names of an answer: rows 3 to 5, 10 and 11. excepted leaves row 11.
 func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 	var verdict query.Verdict
+	catalogue := j.catalogue()
 	lists, threats, _ := j.now()
 	if j.own != nil && !excepted {
 		var results [3]filter.Result
@@ -140,7 +141,6 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 			return v
 		}
 	}
-	catalogue := j.s.lists.Load()
 	if !excepted {
 		var best filter.Result
 		from, why := source{}, WhyNothing

@@ -169,7 +169,7 @@ func (p *Policy) compileLists(s *state) (changed bool) {
 		}
 	}()
 	if s.lists == nil {
-		s.lists = newShelf(b.Build(nil))
+		s.lists = newShelf(b.Build(nil), s.catalogue.Revision)
 		return changed
 	}
 	held := s.lists.Load().Lists()
@@ -181,7 +181,7 @@ func (p *Policy) compileLists(s *state) (changed bool) {
 		}
 	}
 	if changed {
-		s.lists = newShelf(b.Build(s.lists.Load()))
+		s.lists = newShelf(b.Build(s.lists.Load()), s.catalogue.Revision)
 	}
 	return changed
 }
