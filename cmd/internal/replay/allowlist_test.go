@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 	"google.golang.org/grpc/codes"
@@ -75,7 +74,7 @@ func partialAllowlist(t *testing.T) {
 		_, err := w.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "allow"})
 		return err
 	}
-	until(t, 60*time.Second, func() bool { return verdict("other.switch.com") == "blocked" && passed() == sites })
+	until(t, func() bool { return verdict("other.switch.com") == "blocked" && passed() == sites })
 
 	part.Store(true)
 	if err := refresh(); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "shrink guard") {
@@ -97,7 +96,7 @@ func partialAllowlist(t *testing.T) {
 	open(filepath.Join(w.dir, "bizd.yaml"), "data_dir:", "shrink_guard: { share: 100% }\ndata_dir:")
 	w.bizd.kill()
 	w.startService()
-	until(t, 60*time.Second, func() bool { return refresh() == nil })
+	until(t, func() bool { return refresh() == nil })
 	r.wait("the shrink guard holds back")
 	if n := passed(); n != sites {
 		t.Errorf("with the resolver's guard alone %d of %d sites are left", n, sites)
@@ -107,5 +106,5 @@ func partialAllowlist(t *testing.T) {
 	open(r.config, "users: {", "users: { shrink_guard: { share: 100% },")
 	r.kill()
 	w.startResolver(r)
-	until(t, 60*time.Second, func() bool { return passed() == sites/4 })
+	until(t, func() bool { return passed() == sites/4 })
 }

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/miekg/dns"
 
@@ -26,10 +25,10 @@ func TestDevices(t *testing.T) {
 	as := func(device, server string) string {
 		return judge(dohAs(t, device, server)(dns.Fqdn(site), dns.TypeA))
 	}
-	until(t, 30*time.Second, func() bool { return as("bob-pc", r.doh) == "passed" })
+	until(t, func() bool { return as("bob-pc", r.doh) == "passed" })
 
 	// Until it exists the device is a stranger, and strangers are refused.
-	until(t, 30*time.Second, func() bool {
+	until(t, func() bool {
 		got := as("ann-tv", r.doh)
 		if got != "REFUSED" && got != "passed" {
 			t.Fatalf("a device that is being made: %s", got)
@@ -50,7 +49,7 @@ func TestDevices(t *testing.T) {
 	if _, err := w.users.CreateDevice(t.Context(), &adminv1.CreateDeviceRequest{User: "bob", Password: "correct horse", Device: &userv1.Device{Id: "bob-phone", DohOnly: true}}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, 30*time.Second, func() bool { return as("", "bob-phone:correct%20horse@"+r.doh) == "passed" })
+	until(t, func() bool { return as("", "bob-phone:correct%20horse@"+r.doh) == "passed" })
 	for what, got := range map[string]string{
 		"a wrong password": as("", "bob-phone:battery%20staple@"+r.doh), "no password": as("bob-phone", r.doh),
 		"another's": as("", "bob-pc:correct%20horse@"+r.doh),

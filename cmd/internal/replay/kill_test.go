@@ -58,10 +58,10 @@ func TestKilledWhileWriting(t *testing.T) {
 		return k%2 == 0 && even == "blocked" && odd == "passed" || k%2 == 1 && even == "passed" && odd == "blocked"
 	}
 	change(0)
-	until(t, 30*time.Second, func() bool { return converged(0) })
+	until(t, func() bool { return converged(0) })
 
 	between := 0
-	for k := 1; k <= kills; k++ {
+	for k := 1; k <= kills || between == 0 && k <= 100; k++ { // a busy machine may let the whole group pass, time and again
 		file := newest(t, filepath.Join(w.dir, "resolver0", "users"), "users-*.db")
 		quiet(t, file)
 		before := txid(t, file)
@@ -75,8 +75,7 @@ func TestKilledWhileWriting(t *testing.T) {
 			between++
 		}
 		w.startResolver(r)
-		r.wait("msg=ready")
-		until(t, 30*time.Second, func() bool { return converged(k) })
+		until(t, func() bool { return converged(k) })
 		r.mu.Lock()
 		for _, l := range r.lines {
 			if strings.Contains(l, "level=ERROR") || strings.Contains(l, "damaged") || strings.Contains(l, "salvage") || strings.Contains(l, "diverged") {
@@ -124,7 +123,7 @@ func txid(t *testing.T, file string) uint64 {
 func quiet(t *testing.T, file string) {
 	t.Helper()
 	last, since := txid(t, file), time.Now()
-	until(t, 30*time.Second, func() bool {
+	until(t, func() bool {
 		if now := txid(t, file); now != last {
 			last, since = now, time.Now()
 		}
@@ -160,7 +159,7 @@ func (w *writes) wait() {
 	w.t.Helper()
 	p := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
 	for {
-		n, err := unix.Poll(p, 30_000)
+		n, err := unix.Poll(p, int(patience/time.Millisecond))
 		if err == syscall.EINTR {
 			continue
 		}

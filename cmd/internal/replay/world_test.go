@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/base64"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -50,7 +51,8 @@ type world struct {
 	lists    adminv1.ListServiceClient
 }
 
-// A node is a resolver process with what it needs to be started again.
+// A node is a resolver process with what it needs to be started again. Its addresses are others after each start: a port
+// that was free before may be one from which another resolver asks now.
 type node struct {
 	*proc
 	config              string
@@ -107,7 +109,7 @@ func run(t *testing.T, name string, args ...string) *proc {
 func (p *proc) wait(pattern string) string {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
-	limit := time.After(60 * time.Second)
+	limit := time.After(patience)
 	for i := 0; ; {
 		p.mu.Lock()
 		lines, more := p.lines, p.more
@@ -139,7 +141,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out, err := exec.Command("go", "build", "-o", dir, "github.com/sluice-dns/sluice/cmd/sluice", "github.com/sluice-dns/sluice/cmd/sluice-bizd").CombinedOutput()
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir, "github.com/sluice-dns/sluice/cmd/sluice", "github.com/sluice-dns/sluice/cmd/sluice-bizd").CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("building: %v\n%s", err, out)
 	}
@@ -169,7 +171,7 @@ func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
 	t.Cleanup(func() { w.sim.Close() })
 	write(t, filepath.Join(w.dir, "hints"), w.sim.RootHints())
 	write(t, filepath.Join(w.dir, "anchor"), w.sim.TrustAnchor())
-	w.service = fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	w.service = freeAddress(t)
 	write(t, filepath.Join(w.dir, "bizd.yaml"), fmt.Sprintf("data_dir: %q\nlisten: %q\nhttp: { listen: \"\" }\nfetch: { private_addresses: true }\n", filepath.Join(w.dir, "bizd"), w.service))
 	w.startService()
 	if w.conn, err = grpc.NewClient(w.service, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
@@ -180,25 +182,21 @@ func newWorld(t *testing.T, resolvers int, zones []siminternet.Zone) *world {
 	cert, key := writeCertificate(t, w.dir, "dns.test", "*.dns.test")
 	for i := range resolvers {
 		n := &node{config: filepath.Join(w.dir, fmt.Sprintf("resolver%d.yaml", i))}
-		udp, dot, doh := freePort(t), freePort(t), freePort(t)
-		n.http = fmt.Sprintf("127.0.0.1:%d", freePort(t))
-		n.udp, n.dot, n.doh = fmt.Sprintf("127.0.0.1:%d", udp), fmt.Sprintf("127.0.0.1:%d", dot), fmt.Sprintf("127.0.0.1:%d", doh)
 		write(t, n.config, fmt.Sprintf(`
 data_dir: %q
 node: { id: "node-%d" }
-listen: { udp: [%q], tcp: [%q], dot: [%q], doh: [%q], workers: 1 }
+listen: { udp: ["127.0.0.1:0"], tcp: ["127.0.0.1:0"], dot: ["127.0.0.1:0"], doh: ["127.0.0.1:0"], workers: 1 }
 tls: { certificates: [{ cert: %q, key: %q }] }
 identify: { server_names: ["dns.test"] }
 recursion: { root_hints_file: %q, upstream_port: %d, do_not_query: [], local_zones: none, ipv6: false, prime_root: false }
 dnssec: { trust_anchor_file: %q, trust_anchor_updates: false, trust_anchor_signalling: false }
 users: { services: [%q] }
 limits: { class: 512m }
-http: { listen: %q }
+http: { listen: "127.0.0.1:0" }
 admin: { listen: "" }
-`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, n.udp, n.udp, n.dot, n.doh, cert, key, filepath.Join(w.dir, "hints"), w.port, filepath.Join(w.dir, "anchor"), w.service, n.http))
+`, filepath.Join(w.dir, fmt.Sprintf("resolver%d", i)), i, cert, key, filepath.Join(w.dir, "hints"), w.port, filepath.Join(w.dir, "anchor"), w.service))
 		w.resolvers = append(w.resolvers, n)
 		w.startResolver(n)
-		n.wait("msg=ready")
 	}
 	return w
 }
@@ -214,7 +212,7 @@ func (w *world) binary(name string) string {
 
 func (w *world) startService() {
 	w.bizd = run(w.t, w.binary("sluice-bizd"), "run", "-c", filepath.Join(w.dir, "bizd.yaml"))
-	until(w.t, 30*time.Second, func() bool {
+	until(w.t, func() bool {
 		c, err := net.Dial("tcp", w.service)
 		if err == nil {
 			c.Close()
@@ -223,26 +221,31 @@ func (w *world) startService() {
 	})
 }
 
+// startResolver starts a resolver and waits until it is ready.
 func (w *world) startResolver(n *node) {
+	w.t.Helper()
 	n.proc = run(w.t, w.binary("sluice"), "run", "-c", n.config)
+	line := n.wait("msg=ready")
+	for key, addr := range map[string]*string{"udp": &n.udp, "dot": &n.dot, "doh": &n.doh, "http": &n.http} {
+		m := regexp.MustCompile(` ` + key + `=(\S+)`).FindStringSubmatch(line)
+		if m == nil {
+			w.t.Fatalf("no address of %s in %s", key, line)
+		}
+		*addr = m[1]
+	}
 }
 
-// freePort finds a port that is free for TCP and UDP.
-func freePort(t *testing.T) int {
+// freeAddress is an address for the service, which is found at the same one when it comes back. Its port is none that
+// the system gives out meanwhile.
+func freeAddress(t *testing.T) string {
 	t.Helper()
 	for {
-		// Below the ports that the system gives out: resolvers open hundreds of those meanwhile.
-		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(20000)))
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 12000+rand.IntN(10000)))
 		if err != nil {
 			continue
 		}
-		port := l.Addr().(*net.TCPAddr).Port
-		u, err := net.ListenPacket("udp", l.Addr().String())
-		l.Close()
-		if err == nil {
-			u.Close()
-			return port
-		}
+		defer l.Close()
+		return l.Addr().String()
 	}
 }
 
@@ -286,18 +289,23 @@ func (w *world) rules(ctx context.Context, user string, lines ...string) error {
 	return err
 }
 
-// udpFrom asks over UDP from a source address, over TCP if truncated.
+// udpFrom asks over UDP from a source address. On a busy machine a query may have waited for longer than it is worth
+// answering: its client repeats it.
 func udpFrom(source, server string) asker {
-	return func(name string, typ uint16) (*dns.Msg, error) {
-		c := dns.Client{Timeout: 6 * time.Second, Dialer: &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0))}}
-		m, _, err := c.Exchange(message(name, typ), server)
+	return func(name string, typ uint16) (m *dns.Msg, err error) {
+		c := dns.Client{Timeout: 4 * time.Second, Dialer: &net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(source), 0))}}
+		for range patience / c.Timeout {
+			if m, _, err = c.Exchange(message(name, typ), server); !errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+		}
 		return m, err
 	}
 }
 
 // dotAs asks over one DoT connection as a device.
 func dotAs(t *testing.T, device, server string) asker {
-	c := dns.Client{Net: "tcp-tls", Timeout: 6 * time.Second, TLSConfig: &tls.Config{InsecureSkipVerify: true, ServerName: device + ".dns.test"}}
+	c := dns.Client{Net: "tcp-tls", Timeout: patience, TLSConfig: &tls.Config{InsecureSkipVerify: true, ServerName: device + ".dns.test"}}
 	conn, err := c.Dial(server)
 	if err != nil {
 		t.Fatal(err)
@@ -311,9 +319,9 @@ func dotAs(t *testing.T, device, server string) asker {
 
 // dohAs asks over DoH as a device.
 func dohAs(t *testing.T, device, server string) asker {
-	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true, IdleConnTimeout: time.Second}
 	t.Cleanup(tr.CloseIdleConnections)
-	c := &http.Client{Transport: tr, Timeout: 6 * time.Second}
+	c := &http.Client{Transport: tr, Timeout: patience}
 	return func(name string, typ uint16) (*dns.Msg, error) {
 		wire, err := message(name, typ).Pack()
 		if err != nil {
