@@ -67,6 +67,8 @@ type Options struct {
 	OpenBlob func(sha256 [32]byte) (io.ReadCloser, bool)
 	// FilterIndex is the file that keeps the compiled catalogue lists for the next start; "" keeps none.
 	FilterIndex string
+	// OwnTexts is the file that keeps which rules and lists of users were in force for the next start; "" keeps it not.
+	OwnTexts string
 
 	Access    AccessOptions
 	Identify  IdentifyOptions
@@ -265,7 +267,7 @@ func New(o Options) (_ *Resolver, err error) {
 	r.rules.servers = servers
 	r.policy = policy.New(policy.Options{
 		Key: r.engine.key, Users: o.Users, Blob: o.Blob, OpenBlob: o.OpenBlob, Changed: r.catalogueChanged(), Logger: o.Logger,
-		Index: o.FilterIndex, Servers: servers.Of,
+		Index: o.FilterIndex, OwnTexts: o.OwnTexts, Servers: servers.Of,
 		OwnBytes: o.Limits.Value(limits.GoMemLimit) / ownRulesShare,
 	})
 	r.standins = newStandins(&o)

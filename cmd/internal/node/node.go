@@ -257,8 +257,8 @@ func (n *Node) resolverOptions(key [16]byte) (*resolver.Options, error) {
 			f, err := n.sync.Blobs().Open(sum)
 			return f, err == nil
 		},
-		FilterIndex: filepath.Join(c.DataDir, "filter.index"),
-		Access:      resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},
+		FilterIndex: filepath.Join(c.DataDir, "filter.index"), OwnTexts: filepath.Join(c.DataDir, "own.texts"),
+		Access: resolver.AccessOptions{Allow: c.Access.Allow, Unlimited: c.Access.Unlimited},
 		Identify: resolver.IdentifyOptions{
 			Relays: c.Identify.Relays, Dedicated: c.Identify.Dedicated, DefaultDevice: map[netip.AddrPort]usercache.DeviceID{},
 			Stranger: c.Stranger, WhenCold: c.Users.WhenCold, Propose: n.sync.Propose,

@@ -27,7 +27,7 @@ type compiled struct {
 	ring    *list.List // of *item; the hand is at the front, which moves to the back if it is given another chance
 	texts   map[[32]byte]*text
 	tenants map[string]*tenant
-	before  map[usercache.DeviceID]map[string][32]byte // see remember
+	before  map[owner]map[string]usedText // see remember
 }
 
 // An item is what the budget is spent on.
@@ -75,7 +75,7 @@ const (
 func (c *compiled) init(budget int64) {
 	c.budget, c.slots = budget, make(chan struct{}, together)
 	c.ring, c.texts, c.tenants = list.New(), make(map[[32]byte]*text), make(map[string]*tenant)
-	c.before = make(map[usercache.DeviceID]map[string][32]byte)
+	c.before = make(map[owner]map[string]usedText)
 }
 
 // enter waits for a turn to compile for a tenant; false if ctx ended first.
@@ -171,11 +171,11 @@ func (c *compiled) keep(d *usercache.Details, o *own, texts []*text) {
 
 // remember notes which of a device's texts are in force, so that they stay so when blobs are to take their place and
 // have not arrived. Of more devices than there is room for, any are forgotten.
-func (c *compiled) remember(id usercache.DeviceID, texts map[string][32]byte) {
+func (c *compiled) remember(o owner, texts map[string]usedText) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.before, id)
-	if len(texts) == 0 || id == (usercache.DeviceID{}) { // who is no device is many
+	delete(c.before, o)
+	if len(texts) == 0 || o.device.IsZero() { // who is no device is many
 		return
 	}
 	if int64(len(c.before)) >= max(c.budget/beforeBytes, 1) {
@@ -184,14 +184,14 @@ func (c *compiled) remember(id usercache.DeviceID, texts map[string][32]byte) {
 			break
 		}
 	}
-	c.before[id] = texts
+	c.before[o] = texts
 }
 
 // remembered is what remember was told of a device. Nobody changes it.
-func (c *compiled) remembered(id usercache.DeviceID) map[string][32]byte {
+func (c *compiled) remembered(o owner) map[string]usedText {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.before[id]
+	return c.before[o]
 }
 
 // abandon lets go of texts that no own is going to use.

@@ -176,7 +176,7 @@ func TestTextsThatChange(t *testing.T) {
 	c.init(1 << 20)
 	for i := range 1000 {
 		id, _ := usercache.ParseID(fmt.Sprintf("d%d", i))
-		c.remember(id, map[string][32]byte{"x": {1}})
+		c.remember(owner{id, id}, map[string]usedText{"x": {}})
 	}
 	if n := len(c.before); n == 0 || n > 1<<20/beforeBytes {
 		t.Errorf("%d devices are remembered", n)

@@ -99,27 +99,44 @@ func (s *state) loadIndex(o *Options) {
 	}
 }
 
-// keepIndex merges and writes the index whenever the lists have changed and stayed so for a moment, and before
-// it returns. Lists that waited are then taken in. A disk that fails changes nothing for users; until it works again
-// a start would compile again what has changed.
-func (p *Policy) keepIndex(ctx context.Context) {
-	quiet := time.NewTimer(savePause)
+// keep merges and writes the index whenever the lists have changed and stayed so for a moment, and before it returns.
+// Lists that waited are then taken in. It writes which texts of users are in force likewise. A disk that fails changes
+// nothing for users; until it works again a start would compile again what has changed.
+func (p *Policy) keep(ctx context.Context) {
+	lists := time.NewTimer(savePause)
+	var texts <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			p.saveIndex()
+			p.saveTexts()
 			return
 		case <-p.listsChanged:
-			quiet.Reset(savePause)
-		case <-quiet.C:
+			lists.Reset(savePause)
+		case <-p.replaced:
+			if texts == nil {
+				texts = time.After(savePause)
+			}
+		case <-lists.C:
 			p.merge()
 			if p.state.Load().waiting > 0 {
 				p.Update()
-				quiet.Reset(savePause)
+				lists.Reset(savePause)
 			} else if !p.saveIndex() {
-				quiet.Reset(saveAgain)
+				lists.Reset(saveAgain)
+			}
+		case <-texts:
+			if texts = nil; !p.saveTexts() {
+				texts = time.After(saveAgain)
 			}
 		}
+	}
+}
+
+func (p *Policy) tellReplaced() {
+	select {
+	case p.replaced <- struct{}{}:
+	default:
 	}
 }
 

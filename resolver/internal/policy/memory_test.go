@@ -223,7 +223,7 @@ func TestListsPeak(t *testing.T) {
 		}
 		before, was := status(t, "VmRSS"), index()
 		do()
-		// It goes on as keepIndex does.
+		// It goes on as keep does.
 		rounds := 1
 		for ; ; rounds++ {
 			p.merge()

@@ -86,8 +86,9 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 	}
 	o := &own{changes: p.changes.Load(), rewrites: newRewriteSet(d.Rewrites, true, prof.BlockTTL)}
 	var texts []*text
-	room, changed := p.o.OwnBytes/8, false
-	before, present := p.own.remembered(prof.DeviceID), make(map[string][32]byte)
+	room, changed, replaced := p.o.OwnBytes/8, false, false
+	who := owner{prof.UserID, prof.DeviceID}
+	before, present := p.own.remembered(who), make(map[string]usedText)
 	add := func(what string, sum [32]byte, size uint64, blob bool, read func() ([]byte, bool)) *filter.Matcher {
 		// A rule takes about as much memory as text; of what is too long not even the text is read.
 		if size > uint64(max(room, 0)) {
@@ -97,14 +98,16 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		t, ok := p.text(sum, read)
 		if !ok {
 			o.missing, changed = true, changed || !blob
-			if old, had := before[what]; blob && had {
-				t, ok = p.text(old, func() ([]byte, bool) { return p.o.Blob(old) })
+			old, had := before[what]
+			if blob && had {
+				t, ok = p.text(old.sum, func() ([]byte, bool) { return p.o.Blob(old.sum) })
 			}
 			if !ok {
 				return nil
 			}
+			replaced, blob = true, old.blob
 		}
-		present[what] = t.sum
+		present[what] = usedText{t.sum, blob}
 		room -= t.item.bytes
 		texts = append(texts, t)
 		return t.matcher
@@ -147,7 +150,10 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		}
 	}
 	p.own.keep(d, o, texts)
-	p.own.remember(prof.DeviceID, present)
+	p.own.remember(who, present)
+	if replaced {
+		p.tellReplaced()
+	}
 	q.Client.Rules = o
 	return true
 }

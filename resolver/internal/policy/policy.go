@@ -43,13 +43,14 @@
 // and shared by all whose text is the same. What is compiled is kept within a budget of bytes for all users
 // together (compiled.go); what is dropped is compiled anew when its user asks again. A list whose bytes are not
 // there yet keeps its last version, or matches nothing; it is named in Missing. A user's own lists and rules keep
-// theirs too, as far as this process remembers it, and for some seconds a list whose new version would take too much
+// theirs too, as far as that is remembered (texts.go), and for some seconds a list whose new version would take too much
 // memory beside the old one (index.go).
 package policy
 
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -132,6 +133,8 @@ type Options struct {
 	Changed <-chan struct{}
 	// Index is the file that keeps the index of the catalogue's lists for the next start; "" keeps none.
 	Index string
+	// OwnTexts is the file that keeps which texts of users were in force for the next start; "" keeps it not.
+	OwnTexts string
 	// OwnBytes bounds the memory of users' own rules and lists, compiled; 0 means 64 MiB. One user may have an
 	// eighth of it.
 	OwnBytes int64
@@ -149,14 +152,16 @@ type Policy struct {
 	untried, ownUntried atomic.Uint64
 
 	listsChanged chan struct{} // of one: the lists' index may not be on disk
+	replaced     chan struct{} // of one: a text is in force in the place of one that has not arrived
 
 	making sync.Mutex            // held while the state is made anew; no query waits for it
 	former []weak.Pointer[shelf] // of states before this one
 	merged bool                  // since the index was written
 
-	// keepIndex's.
-	saved   [usercache.MaxLists]filter.ID // the lists as they were written, or read
-	unsaved bool                          // the disk failed
+	// keep's.
+	saved                 [usercache.MaxLists]filter.ID // the lists as they were written, or read
+	textsSaved            [sha256.Size]byte             // of what says which texts are in force, as it was written
+	unsaved, textsUnsaved bool                          // the disk failed
 }
 
 // New returns a Policy of the catalogue as it is.
@@ -176,8 +181,9 @@ func New(o Options) *Policy {
 	if o.OwnBytes == 0 {
 		o.OwnBytes = 64 << 20
 	}
-	p := &Policy{o: o, listsChanged: make(chan struct{}, 1)}
+	p := &Policy{o: o, listsChanged: make(chan struct{}, 1), replaced: make(chan struct{}, 1)}
 	p.own.init(o.OwnBytes)
+	p.loadTexts()
 	first := &state{key: o.Key}
 	first.loadIndex(&p.o)
 	p.saved = first.listHash
@@ -188,9 +194,9 @@ func New(o Options) *Policy {
 
 // Run follows changes of the catalogue and arriving blobs until ctx ends.
 func (p *Policy) Run(ctx context.Context) error {
-	var index sync.WaitGroup
-	index.Go(func() { p.keepIndex(ctx) })
-	defer index.Wait()
+	var files sync.WaitGroup
+	files.Go(func() { p.keep(ctx) })
+	defer files.Wait()
 	for {
 		select {
 		case <-ctx.Done():

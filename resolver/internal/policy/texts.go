@@ -1,0 +1,157 @@
+package policy
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/sluice-dns/sluice/usercache"
+)
+
+// Which texts of a device's own are in force is remembered, so that they stay so when others are to take their place and
+// have not arrived, and kept in a file (Options.OwnTexts), so that this outlives a restart: with the service away the
+// new ones may be long in coming. It is written when something is judged by the text before, and at the end; that a
+// device has been forgotten, or is found with texts of long ago, leaves it as if nothing were remembered, or with what
+// its user once wrote. The texts themselves are blobs.
+
+// An owner is a device in the hands of a user: what it had in another's must not come back.
+type owner struct{ user, device usercache.ID }
+
+// A usedText is one that was in force.
+type usedText struct {
+	sum  [32]byte
+	blob bool // and not in the record, which is gone with its text
+}
+
+// A keptOwner is a line of the file: the texts of an owner, by what they are of.
+type keptOwner struct {
+	User, Device string
+	Texts        map[string]string // SHA-256 in hexadecimal
+}
+
+// loadTexts reads what was in force before the start.
+func (p *Policy) loadTexts() {
+	if p.o.OwnTexts == "" {
+		return
+	}
+	f, err := os.Open(p.o.OwnTexts)
+	if err == nil {
+		defer f.Close()
+		err = p.own.read(f)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		p.o.Logger.Warn("which texts of users were in force before is not known in full; where newer ones have not arrived nothing may take their place until they do",
+			"path", p.o.OwnTexts, "err", err)
+	}
+}
+
+// read remembers the lines of a file, up to the first that is none.
+func (c *compiled) read(r io.Reader) error {
+	d := json.NewDecoder(bufio.NewReader(r))
+	for n := 1; ; n++ {
+		var k keptOwner
+		if err := d.Decode(&k); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("object %d: %w", n, err)
+		}
+		user, ok1 := usercache.ParseID(k.User)
+		device, ok2 := usercache.ParseID(k.Device)
+		if !ok1 || !ok2 {
+			return fmt.Errorf("object %d: %q and %q are not a user and a device", n, k.User, k.Device)
+		}
+		texts := make(map[string]usedText, len(k.Texts))
+		for what, sum := range k.Texts {
+			b, err := hex.DecodeString(sum)
+			if err != nil || len(b) != 32 {
+				return fmt.Errorf("object %d: %q is not a SHA-256", n, sum)
+			}
+			texts[what] = usedText{[32]byte(b), true}
+		}
+		c.remember(owner{user, device}, texts)
+	}
+}
+
+// keptTexts are the lines of the file, in order.
+func (c *compiled) keptTexts() (lines []keptOwner) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for o, texts := range c.before {
+		k := keptOwner{o.user.String(), o.device.String(), map[string]string{}}
+		for what, t := range texts {
+			if t.blob {
+				k.Texts[what] = hex.EncodeToString(t.sum[:])
+			}
+		}
+		if len(k.Texts) > 0 {
+			lines = append(lines, k)
+		}
+	}
+	slices.SortFunc(lines, func(a, b keptOwner) int {
+		return cmp.Or(strings.Compare(a.User, b.User), strings.Compare(a.Device, b.Device))
+	})
+	return lines
+}
+
+// saveTexts writes what is in force if the file does not say so, and is false if that failed.
+func (p *Policy) saveTexts() bool {
+	if p.o.OwnTexts == "" {
+		return true
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	for _, k := range p.own.keptTexts() {
+		_ = e.Encode(k) // strings, into memory
+	}
+	sum := sha256.Sum256(b.Bytes())
+	if sum == p.textsSaved {
+		return true
+	}
+	if err := replaceFile(p.o.OwnTexts, b.Bytes()); err != nil {
+		if !p.textsUnsaved {
+			p.o.Logger.Error("which texts of users are in force cannot be kept: where newer ones have not arrived a start would have nothing in their place", "err", err, "next_try", saveAgain)
+		}
+		p.textsUnsaved = true
+		return false
+	}
+	if p.textsUnsaved {
+		p.o.Logger.Info("which texts of users are in force is kept again", "path", p.o.OwnTexts)
+	}
+	p.textsSaved, p.textsUnsaved = sum, false
+	return true
+}
+
+// replaceFile writes a file that is in the place of the one before once it is whole and on the disk.
+func replaceFile(path string, data []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = f.Close()
+			_ = os.Remove(f.Name())
+		}
+	}()
+	if _, err := f.Write(data); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
