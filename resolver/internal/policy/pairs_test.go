@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -295,6 +296,40 @@ func TestRewrites(t *testing.T) {
 	} {
 		if got := say(p.Question(w.ask(p, "d", c.name, c.typ))); got != c.want {
 			t.Errorf("%s %s: %s, want %s", c.name, c.typ, got, c.want)
+		}
+	}
+}
+
+// Users of one shared policy share what is compiled of its rewrites; the TTL that these do not state is each user's own.
+func TestRewritesOfOnePolicy(t *testing.T) {
+	w := newWorld(t)
+	w.put(usercache.CatalogueKind, "policy/shared", &userv1.Policy{Settings: &userv1.Settings{Rewrites: &userv1.RewriteSet{Values: []*userv1.Rewrite{
+		{Name: "data.example", Records: []string{"A 192.0.2.1", "TXT a"}}, {Name: "alias.example", Records: []string{"CNAME target.example"}},
+		{Name: "gone.example", Records: []string{"NXDOMAIN"}}, {Name: "stated.example", Records: []string{"A 192.0.2.2"}, Ttl: 33},
+	}}}})
+	for id, ttl := range map[string]uint32{"a": 11, "b": 22} {
+		w.put(usercache.Users, id, &userv1.User{Policy: "shared", Settings: &userv1.Settings{BlockTtl: proto.Uint32(ttl)}, Devices: []*userv1.Device{{Id: id}}})
+	}
+	p := w.policy()
+	for _, who := range []struct {
+		id  string
+		ttl uint32
+	}{{"a", 11}, {"b", 22}, {"a", 11}} {
+		ask := func(name, typ string) query.Verdict { return p.Question(w.ask(p, who.id, name, typ)) }
+		if v := ask("data.example.", "A"); v.Synth.TTL != who.ttl || v.Synth.RRs[0].TTL != who.ttl {
+			t.Errorf("%s: data has TTL %d and %d, want %d", who.id, v.Synth.TTL, v.Synth.RRs[0].TTL, who.ttl)
+		}
+		if v := ask("data.example.", "AAAA"); v.Synth.TTL != who.ttl {
+			t.Errorf("%s: no data has TTL %d, want %d", who.id, v.Synth.TTL, who.ttl)
+		}
+		if v := ask("gone.example.", "A"); v.Synth.TTL != who.ttl {
+			t.Errorf("%s: NXDOMAIN has TTL %d, want %d", who.id, v.Synth.TTL, who.ttl)
+		}
+		if v := ask("alias.example.", "A"); v.Block.TTL != time.Duration(who.ttl)*time.Second {
+			t.Errorf("%s: an alias has TTL %v, want %d", who.id, v.Block.TTL, who.ttl)
+		}
+		if v := ask("stated.example.", "A"); v.Synth.RRs[0].TTL != 33 {
+			t.Errorf("%s: TTL %d, want the 33 that is stated", who.id, v.Synth.RRs[0].TTL)
 		}
 	}
 }

@@ -504,7 +504,7 @@ func (j *judge) ranked(results *[3]filter.Result, n *name) query.Verdict {
 func (j *judge) rewrites(n *name) query.Verdict {
 	if j.own != nil {
 		if r := j.own.rewrites.find(n.text); r != nil {
-			if v := r.verdict(j.fq.Type, n.text, WhyRewrite); v.Kind != query.Pass {
+			if v := r.verdict(j.fq.Type, n.text, WhyRewrite, j.p.BlockTTL); v.Kind != query.Pass {
 				if j.trace != nil {
 					j.step(WhyRewrite, v.Kind, "rewrites has "+r.text, "rewrites-="+r.name)
 				}
@@ -520,7 +520,7 @@ func (j *judge) rewrites(n *name) query.Verdict {
 	for mask := j.p.SafeSearch &^ j.s.void.SafeSearch; mask != 0; mask &= mask - 1 {
 		i := trailingZeros(mask)
 		if r := j.s.safeSearch[i].find(n.text); r != nil {
-			if v := r.verdict(j.fq.Type, n.text, WhySafeSearch); v.Kind != query.Pass {
+			if v := r.verdict(j.fq.Type, n.text, WhySafeSearch, safeSearchTTL); v.Kind != query.Pass {
 				if j.trace != nil {
 					id := j.s.catalogue.Engine(i)
 					j.step(WhySafeSearch, v.Kind, "the safe mode of "+id+" has "+r.text, "safe_search-="+id)

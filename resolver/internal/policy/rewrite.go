@@ -2,6 +2,7 @@ package policy
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,21 +27,23 @@ type rewrite struct {
 	flat   bool // the target's data is given to the name itself
 	rcode  uint16
 	ttl    uint32
+	anyTTL bool                    // it states none: ttl is that of whoever had it compiled
 	bytes  int64                   // of records
 	synths map[uint16]*query.Synth // by type
 	empty  *query.Synth            // NODATA, or the RCODE
 }
 
-// newRewriteSet compiles rewrites; ttl is for those without one of their own. Those that cannot be used were
-// refused when they were stored; here they are left out.
+// newRewriteSet compiles rewrites; ttl is for those without one of their own, unless verdict is given another. Those
+// that cannot be used were refused when they were stored; here they are left out.
 func newRewriteSet(rs []usercache.Rewrite, flat bool, ttl uint32) rewriteSet {
 	var s rewriteSet
 	for _, r := range rs {
-		if r.TTL == 0 {
+		anyTTL := r.TTL == 0
+		if anyTTL {
 			r.TTL = ttl
 		}
 		r.TTL = min(r.TTL, 1<<31-1) // the most there is (RFC 2181 section 8)
-		c := &rewrite{name: r.Name, text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, synths: make(map[uint16]*query.Synth)}
+		c := &rewrite{name: r.Name, text: r.Name + " " + strings.Join(r.Records, ", "), flat: flat, ttl: r.TTL, anyTTL: anyTTL, synths: make(map[uint16]*query.Synth)}
 		for _, rec := range r.Records {
 			c.add(rec)
 		}
@@ -109,10 +112,14 @@ func (s *rewriteSet) find(n dnsname.Name) *rewrite {
 
 // verdict applies the rewrite to a question of the given type. A type it has no records of is empty: the name is
 // the user's now, and what others say of it would lead past the rewrite. A name that points at itself is no
-// rewrite, but keeps a wildcard's away.
-func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdict {
+// rewrite, but keeps a wildcard's away. ttl is for a rewrite that states none: users of one shared policy share what is
+// compiled of it, and not their TTLs.
+func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why, ttl uint32) query.Verdict {
 	v := query.Verdict{Why: why}
-	v.Block.TTL = time.Duration(r.ttl) * time.Second
+	if !r.anyTTL {
+		ttl = r.ttl
+	}
+	v.Block.TTL = time.Duration(ttl) * time.Second
 	switch {
 	case r.target == n:
 		return query.Verdict{}
@@ -126,7 +133,20 @@ func (r *rewrite) verdict(typ uint16, n dnsname.Name, why query.Why) query.Verdi
 	default:
 		v.Kind, v.Synth = query.Synthesised, r.empty
 	}
+	if v.Synth != nil && ttl != r.ttl {
+		v.Synth = withTTL(v.Synth, ttl)
+	}
 	return v
+}
+
+// withTTL is a copy with another TTL.
+func withTTL(s *query.Synth, ttl uint32) *query.Synth {
+	c := *s
+	c.TTL, c.RRs = ttl, slices.Clone(s.RRs)
+	for i := range c.RRs {
+		c.RRs[i].TTL = ttl
+	}
+	return &c
 }
 
 // rewritten turns a $dnsrewrite result into a verdict.
