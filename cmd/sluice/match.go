@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +33,7 @@ on standard input, by the engine that serves. Without TYPE it is A. All lists
 apply at once, as they do for a user who has chosen them. A list may have 300 MiB,
 as one of the service may if fetch.max_size is not set.
 
-Exit status 2 if a list cannot be read or a line is no question. The other lines
+Exit status 2 if a list cannot be read or is no text, or a line is no question. The other lines
 are judged all the same.`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -100,6 +102,9 @@ func compileLists(paths []string, most int64, errs io.Writer, remarks bool) (*re
 		if err != nil {
 			return nil, exit(exitUsage, fmt.Errorf("--list: %w", err))
 		}
+		if isBinary(text) {
+			return nil, exit(exitUsage, fmt.Errorf("--list: %s is binary data, not a filter list; if it is compressed, unpack it, and if it is UTF-16, make it UTF-8", path))
+		}
 		files = append(files, resolver.ListFile{Name: filepath.Base(path), Text: text})
 	}
 	judge, reports, err := resolver.NewJudge(files)
@@ -108,23 +113,45 @@ func compileLists(paths []string, most int64, errs io.Writer, remarks bool) (*re
 	}
 	for i, r := range reports {
 		if r.NotAList != "" {
-			// The service would refuse it. Somebody who asks what its lines mean is told all the same.
+			// The service would refuse it. Somebody who asks what the lines of a web page mean is told all the same.
 			fmt.Fprintf(errs, "%s: not a filter list: %s\n", paths[i], r.NotAList)
 		}
 		if !remarks {
 			continue
 		}
 		for _, w := range r.World {
-			fmt.Fprintf(errs, "%s:%d: %s: %s\n", paths[i], w.Line, w.Text, w.Reason)
+			fmt.Fprintf(errs, "%s:%d: %s: %s\n", paths[i], w.Line, printable(w.Text), printable(w.Reason))
 		}
 		for _, w := range r.Complaints {
-			fmt.Fprintf(errs, "%s:%d: %s: %s\n", paths[i], w.Line, w.Text, w.Reason)
+			fmt.Fprintf(errs, "%s:%d: %s: %s\n", paths[i], w.Line, printable(w.Text), printable(w.Reason))
 		}
 		if more := r.Skipped - len(r.Complaints); more > 0 {
 			fmt.Fprintf(errs, "%s: %d more lines were skipped\n", paths[i], more)
 		}
 	}
 	return judge, nil
+}
+
+// isBinary reports whether a file plainly is no text, in whatever encoding: its beginning is full of what no text has. A
+// few such characters are in many a list, and are for the compiler to complain of.
+func isBinary(text []byte) bool {
+	bad, sample := 0, text[:min(len(text), 64<<10)]
+	for _, c := range sample {
+		if c < ' ' && c != '\t' && c != '\n' && c != '\r' && c != '\f' {
+			bad++
+		}
+	}
+	return bad > 4+len(sample)/25 // of bytes at random a tenth
+}
+
+// printable makes what a list holds, which is anybody's, safe for a terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == utf8.RuneError || !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }
 
 // A matching judges questions and prints the judgements.
@@ -202,7 +229,7 @@ func (m *matching) print(j *resolver.Judgement) error {
 	}
 	fmt.Fprintf(m.out, "%s %s: %s", j.Name, j.Type, j.Verdict)
 	if j.List != "" {
-		fmt.Fprintf(m.out, " by %s:%d: %s", j.List, j.Line, j.Rule)
+		fmt.Fprintf(m.out, " by %s:%d: %s", j.List, j.Line, printable(j.Rule))
 	}
 	switch {
 	case j.Rewrite == nil:

@@ -2,11 +2,13 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -83,6 +85,49 @@ func TestMatch(t *testing.T) {
 	}
 	if status, _, errs := sluice(t, "match", "example.org"); status != 2 || !strings.Contains(errs, `"list" not set`) {
 		t.Errorf("without a list: exit status %d, %q", status, errs)
+	}
+}
+
+// What is no text is refused in one line, and not by a complaint about each of what its lines might be. A list with some
+// rubbish in it, or in another encoding than UTF-8, is judged by what is good.
+func TestMatchBinary(t *testing.T) {
+	dir, r := t.TempDir(), rand.New(rand.NewPCG(7, 7))
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	for i := range 5000 {
+		fmt.Fprintf(z, "||n%d.example^\n", r.IntN(1e9)+i)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	random := make([]byte, 1<<20)
+	for i := range random {
+		random[i] = byte(r.Uint32())
+	}
+	own, err := os.ReadFile(os.Args[0]) // a program
+	if err != nil {
+		t.Fatal(err)
+	}
+	utf16 := []byte("\xff\xfe")
+	for _, c := range strings.Repeat("||a.example^\n", 20) {
+		utf16 = append(utf16, byte(c), 0)
+	}
+	path := filepath.Join(dir, "list")
+	for what, text := range map[string][]byte{"gzip": packed.Bytes(), "random": random, "a program": own[:min(len(own), 1<<20)], "utf-16": utf16} {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if status, out, errs := sluice(t, "match", "--list", path, "a.example"); status != 2 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, path+" is binary data") {
+			t.Errorf("%s: exit status %d, %q, %.300q", what, status, out, errs)
+		}
+	}
+	for _, text := range []string{"||a.example^\n\x00\x01\x02\x7f\n", "<!DOCTYPE html>\n\x00\x00\n||a.example^\n", strings.Repeat("! \xcf\xd2\xc8 \xcc\xc5\xd4, as KOI8-R has them\n", 50) + "||a.example^\n", "\x1b[2Jb.example\n||a.example^\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if status, out, errs := sluice(t, "match", "--list", path, "a.example"); status != 0 || !strings.Contains(out, "blocked by list:") || strings.ContainsAny(errs, "\x00\x1b") {
+			t.Errorf("%.40q: exit status %d, %q, %q", text, status, out, errs)
+		}
 	}
 }
 
