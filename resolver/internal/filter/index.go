@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"io/fs"
 	"math/bits"
 	"net/netip"
 	"os"
@@ -110,16 +111,21 @@ func newMAC(key *dnsname.Key) hash.Hash {
 }
 
 // Save writes the Matcher to a file, in whose place it is only once it is whole and on the disk. ids tell by
-// number what the lists were compiled from; Load gives them back.
+// number what the lists were compiled from; Load gives them back. One Save at a time may write to a path: until it is
+// done the file is PATH.new, so that what a process that was killed has left does not stay for ever.
 func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	temp := path + ".new"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the index of filter lists: %w", err)
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("the index of filter lists: %w", err)
 	}
 	defer func() {
 		if err != nil {
 			_ = f.Close()
-			_ = os.Remove(f.Name())
+			_ = os.Remove(temp)
 			err = fmt.Errorf("the index of filter lists: %w", err)
 		}
 	}()
@@ -145,7 +151,7 @@ func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := os.Rename(temp, path); err != nil {
 		return err
 	}
 	dir, err := os.Open(filepath.Dir(path))

@@ -177,6 +177,15 @@ func TestIndexDamaged(t *testing.T) {
 			t.Fatalf("with byte %d changed it passes", i)
 		}
 	}
+	// Half a file, which a process that was killed had not finished, does not stay.
+	for range 2 {
+		if err := os.WriteFile(path+".new", good[:len(good)/2], 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Save(path, ids); err != nil {
+			t.Fatal(err)
+		}
+	}
 	// Nowhere to write to: nothing is left behind, and the old file stays.
 	if err := load(good, &testKey); err != nil {
 		t.Fatal(err)

@@ -12,9 +12,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/sluice-dns/sluice/usercache"
 )
@@ -45,7 +45,7 @@ func (p *Policy) loadTexts() {
 	if p.o.OwnTexts == "" {
 		return
 	}
-	f, err := os.Open(p.o.OwnTexts)
+	f, err := os.OpenFile(p.o.OwnTexts, os.O_RDONLY|syscall.O_NONBLOCK, 0) // of a pipe, opening does not wait for a writer
 	if err == nil {
 		defer f.Close()
 		err = p.own.read(f)
@@ -132,16 +132,21 @@ func (p *Policy) saveTexts() bool {
 	return true
 }
 
-// replaceFile writes a file that is in the place of the one before once it is whole and on the disk.
+// replaceFile writes a file that is in the place of the one before once it is whole and on the disk. Until then it is
+// PATH.new, so that what a process that was killed has left does not stay for ever.
 func replaceFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	temp := path + ".new"
+	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
 			_ = f.Close()
-			_ = os.Remove(f.Name())
+			_ = os.Remove(temp)
 		}
 	}()
 	if _, err := f.Write(data); err != nil {
@@ -153,5 +158,5 @@ func replaceFile(path string, data []byte) (err error) {
 	if err := f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), path)
+	return os.Rename(temp, path)
 }

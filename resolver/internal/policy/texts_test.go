@@ -91,8 +91,10 @@ func TestTextsOutliveRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop()
-		if err := os.WriteFile(path, killed, 0o600); err != nil {
-			t.Fatal(err)
+		for name, text := range map[string][]byte{path: killed, path + ".new": killed[:len(killed)/2]} {
+			if err := os.WriteFile(name, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		p, stop = start()
 		check("after it was killed", p, "pc", "two.example.", blocked)
