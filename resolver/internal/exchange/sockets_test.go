@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sluice-dns/sluice/resolver/internal/query"
 )
 
@@ -98,18 +100,37 @@ func TestSocketsAreConcurrent(t *testing.T) {
 
 func TestSocketsSayWhenAServerIsUnreachable(t *testing.T) {
 	x := newSockets(t, SocketOptions{})
-	l, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := l.LocalAddr().(*net.UDPAddr).AddrPort()
-	l.Close()
+	nobody := nobodys(t)
 	for _, tcp := range []bool{false, true} {
 		a := askAt(nobody)
 		a.TCP = tcp
 		if _, err := x.Ask(t.Context(), tree(), a); !errors.Is(err, query.ErrUnreachable) {
 			t.Errorf("TCP %v: %v", tcp, err)
 		}
+	}
+}
+
+// nobodys returns a port at which nobody answers, and nobody else can begin to before the test has ended: it is taken,
+// over UDP by a socket that hears another port alone, over TCP by one that does not listen.
+func nobodys(t *testing.T) netip.AddrPort {
+	t.Helper()
+	for {
+		c, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 9})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := c.LocalAddr().(*net.UDPAddr).AddrPort()
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Bind(fd, sockaddr(at)); err != nil { // the port is free over UDP alone
+			c.Close()
+			unix.Close(fd)
+			continue
+		}
+		t.Cleanup(func() { c.Close(); unix.Close(fd) })
+		return at
 	}
 }
 
