@@ -37,8 +37,9 @@ func TestRegion(t *testing.T) {
 	}
 	runtime.KeepAlive(r)
 	r = newRegion(offHeap)
-	if runtime.GOOS == "linux" && !raceEnabled && mapped.Load() < before+8*offHeap {
-		t.Errorf("%d bytes mapped, %d before", mapped.Load(), before)
+	// What tests before left behind may go meanwhile, so that nothing is said of the difference.
+	if runtime.GOOS == "linux" && !raceEnabled && (!r.mapped || mapped.Load() < 8*offHeap) {
+		t.Errorf("a region of %d bytes is mapped: %v; %d bytes are in all", 8*len(r.words), r.mapped, mapped.Load())
 	}
 	runtime.KeepAlive(r)
 	for range 100 {
