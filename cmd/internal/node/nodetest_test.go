@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
@@ -59,7 +60,13 @@ func run(t *testing.T, n *Node) {
 // client repeats it.
 func ask(t *testing.T, n *Node, name string, typ uint16) *dns.Msg {
 	t.Helper()
-	conn, err := net.Dial("udp", n.Addrs()["udp"][0].String())
+	return askFrom(t, n, netip.MustParseAddr("127.0.0.1"), name, typ)
+}
+
+// askFrom is ask from an address.
+func askFrom(t *testing.T, n *Node, source netip.Addr, name string, typ uint16) *dns.Msg {
+	t.Helper()
+	conn, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0)), net.UDPAddrFromAddrPort(n.Addrs()["udp"][0]))
 	if err != nil {
 		t.Fatal(err)
 	}
