@@ -115,7 +115,7 @@ func Run(ctx context.Context, o Options) (failed int, err error) {
 }
 
 // startTime bounds the start of everything: a fraction of a second on an idle machine.
-const startTime = 20 * time.Second
+const startTime = time.Minute
 
 // within calls f with a context that ends after d.
 func within(ctx context.Context, d time.Duration, f func(context.Context) error) error {

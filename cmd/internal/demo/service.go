@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"os"
 
@@ -47,13 +48,19 @@ func (s *service) start() (err error) {
 	return err
 }
 
-// open lets resolvers in.
+// open lets resolvers in, at the same address in each life. Its port is none of those that systems give out, or
+// somebody else could have it when the service comes back.
 func (s *service) open() (err error) {
-	at := s.resolvers
-	if at == "" {
-		at = "127.0.0.1:0"
+	if s.resolvers != "" {
+		_, err = s.listen(s.resolvers)
+		return err
 	}
-	s.resolvers, err = s.listen(at)
+	for range 100 {
+		if s.resolvers, err = s.listen(fmt.Sprintf("127.0.0.1:%d", 22000+rand.IntN(10000))); err == nil {
+			return nil
+		}
+	}
+	s.resolvers = ""
 	return err
 }
 
