@@ -18,7 +18,7 @@ import (
 // Backup writes a consistent copy of the store and its blobs as a tar archive. The store is copied to a
 // temporary file first, since a slow reader must not hold a transaction open.
 func (s *Service) Backup(w io.Writer) error {
-	tmp, err := os.CreateTemp(s.opts.Dir, ".backup-*")
+	tmp, err := os.CreateTemp(s.opts.Dir, "store.db"+copySuffix+"*")
 	if err != nil {
 		return reading(err)
 	}

@@ -275,7 +275,15 @@ func TestBackupAndRestore(t *testing.T) {
 	if err := Restore(dir, bytes.NewReader(archive.Bytes())); err == nil {
 		t.Error("restored over a store")
 	}
+	// Half a copy of the store, made for a backup by a process that was killed, does not stay.
+	half := filepath.Join(dir, "store.db"+copySuffix+"1")
+	if err := os.WriteFile(half, []byte("half a store"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	back := start(t, Options{Dir: dir})
+	if _, err := os.Stat(half); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("half a copy of the store: %v", err)
+	}
 	got, err := back.policies.GetRules(t.Context(), &adminv1.GetRulesRequest{Target: "u"})
 	if err != nil || string(got.Text) != text {
 		t.Errorf("rules after a restore: %d bytes, %v", len(got.GetText()), err)

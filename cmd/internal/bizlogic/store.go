@@ -146,17 +146,19 @@ func openStore(dir string, now time.Time) (*storeFile, error) {
 	if err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	// With the lock held, a first start that was cut short is the only one that can have left these.
-	if left, err := filepath.Glob(path + newSuffix + "*"); err == nil {
-		for _, part := range left {
-			_ = os.Remove(part) // costs a little room if it fails
+	// With the lock held, these are of processes that were killed: in a first start, in a backup.
+	for _, suffix := range [...]string{newSuffix, copySuffix} {
+		if left, err := filepath.Glob(path + suffix + "*"); err == nil {
+			for _, part := range left {
+				_ = os.Remove(part) // costs some room if it fails
+			}
 		}
 	}
 	return f, nil
 }
 
-// newSuffix is between the name of a store and something random while the store is made.
-const newSuffix = ".new-"
+// newSuffix is between the name of a store and something random while the store is made, copySuffix while it is copied.
+const newSuffix, copySuffix = ".new-", ".copy-"
 
 // createStore makes a store, which appears under its name only when it is whole: a first start may be killed,
 // or find the disk full, at any moment, and the next one must not find half a store. If another process
