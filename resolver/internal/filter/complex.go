@@ -869,8 +869,8 @@ func (m *multimap) find(key uint64) []uint32 {
 
 // A sight is a name as the rules see that are not in tables: its text, and where in it some may be found.
 type sight struct {
-	// buf holds the text and then zeros, so that there are eight bytes from its last byte on.
-	buf    [256 + 8]byte
+	// buf holds the text and then zeros, so that there are sixteen bytes from its last byte on.
+	buf    [256 + 16]byte
 	size   int
 	chars  uint64    // the text's characters, if there are rules that ask
 	suffix [2]uint64 // bits: labels whose suffix may have rules

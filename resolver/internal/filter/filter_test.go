@@ -352,3 +352,26 @@ func TestJudge(t *testing.T) {
 }
 
 func wireName(text string) []byte { return []byte(dnsname.MustParse(text)) }
+
+// Names of 255 octets, whatever their last label, are looked at to the end and not beyond.
+func TestLongestNames(t *testing.T) {
+	m, _ := Compile(&testKey, "||adservice*.x^\n||*.bigbigbigbig.foo*\n*.sevenxx.foobar*\n*ads-*\n*x99*\n/^[a-z]+-ads\\./\n/ads?$/\nplain.example\n||sub*.plain.example^$denyallow=a.plain.example")
+	for last := 1; last <= 63; last++ {
+		text := strings.Repeat("b", last)
+		for rest := 253 - last; rest > 0; {
+			n := min(rest-1, 63)
+			if rest-1-n == 1 { // no room for a label
+				n--
+			}
+			text = strings.Repeat("a", n) + "." + text
+			rest -= n + 1
+		}
+		name := dnsname.MustParse(text + ".")
+		if len(name) != 255 {
+			t.Fatalf("%q has %d octets", name, len(name))
+		}
+		if r := m.Match([]byte(name), nil, &Query{Type: typeA}); r.Verdict != None {
+			t.Errorf("%v: %v", name, r)
+		}
+	}
+}
