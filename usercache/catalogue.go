@@ -374,7 +374,7 @@ func newCatalogue(revision uint64, records map[string]*catalogueRecord, before *
 			continue
 		}
 		_, id, _ := strings.Cut(r.key, "/")
-		c.policies[id] = c.newPolicy(m, r.revision)
+		c.policies[id] = c.newPolicy(id, m, r.revision)
 	}
 	return c
 }
@@ -422,7 +422,7 @@ func renumber(since, before []uint64, now, then map[string]int, revision uint64)
 	}
 }
 
-func (c *Catalogue) newPolicy(m *userv1.Policy, revision uint64) *policy {
+func (c *Catalogue) newPolicy(id string, m *userv1.Policy, revision uint64) *policy {
 	pol := &policy{profile: c.defaults.profile, message: m, revision: revision}
 	p := &pol.profile
 	if m.Settings != nil {
@@ -431,7 +431,7 @@ func (c *Catalogue) newPolicy(m *userv1.Policy, revision uint64) *policy {
 			c.lay(p, b)
 		}
 	}
-	layers := [3]layer{policyLayer: {settings: m.GetSettings(), rules: m.GetRules()}}
+	layers := [3]layer{policyLayer: {settings: m.GetSettings(), rules: m.GetRules(), name: id}}
 	if d := c.newDetails(&layers, nil); !d.isEmpty() {
 		p.Details = d
 	}
@@ -552,7 +552,7 @@ type layer struct {
 	settings *userv1.Settings
 	rules    *userv1.Rules
 	tags     []string
-	name     string
+	name     string // the device's; the policy's id
 }
 
 const (
@@ -565,6 +565,7 @@ const (
 func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details {
 	d := &Details{
 		Name:        layers[deviceLayer].name,
+		Policy:      layers[policyLayer].name,
 		DeviceRules: ruleTextOf(layers[deviceLayer].rules),
 		UserRules:   ruleTextOf(layers[userLayer].rules),
 		PolicyRules: ruleTextOf(layers[policyLayer].rules),
@@ -587,7 +588,7 @@ func (c *Catalogue) newDetails(layers *[3]layer, policyRules *RuleText) *Details
 			own.begin(m.Replace, m.Removed)
 			for _, l := range m.Values {
 				if len(l.GetSha256()) == 32 {
-					own.put(l.Id, OwnList{ID: l.Id, SHA256: [32]byte(l.Sha256), Size: l.Size})
+					own.put(l.Id, OwnList{ID: l.Id, SHA256: [32]byte(l.Sha256), Size: l.Size, OfPolicy: i == policyLayer})
 				}
 			}
 		}

@@ -15,6 +15,10 @@ type Details struct {
 	// means none.
 	DeviceRules, UserRules, PolicyRules RuleText
 
+	// Policy is the id of the shared policy that is laid under, "" without one. Users who say nothing beyond what has a
+	// fixed size have its Details, one and the same for all of them.
+	Policy string
+
 	// OwnLists are private lists, in order of id.
 	OwnLists []OwnList
 	// Schedules, in order of id.
@@ -112,6 +116,8 @@ type OwnList struct {
 	ID     string
 	SHA256 [32]byte
 	Size   uint64
+	// OfPolicy: it is the shared policy's.
+	OfPolicy bool
 }
 
 // A Schedule blocks, or stops blocking, something at certain times of the week.

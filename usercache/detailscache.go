@@ -91,7 +91,7 @@ func (d *Details) bytes() int64 {
 		return 0
 	}
 	const text = 16
-	n := int64(unsafe.Sizeof(*d)) + int64(len(d.Name))
+	n := int64(unsafe.Sizeof(*d)) + int64(len(d.Name)+len(d.Policy))
 	for _, l := range d.OwnLists {
 		n += int64(unsafe.Sizeof(l)) + int64(len(l.ID))
 	}

@@ -225,7 +225,7 @@ func (c *Catalogue) detailsOf(user, device []byte) *Details {
 		userLayer:   {settings: u.Settings, rules: u.Rules},
 	}
 	if pol := c.policies[u.Policy]; pol != nil {
-		layers[policyLayer] = layer{settings: pol.message.Settings, rules: pol.message.Rules}
+		layers[policyLayer] = layer{settings: pol.message.Settings, rules: pol.message.Rules, name: u.Policy}
 		if pol.profile.Details != nil {
 			return c.newDetails(&layers, &pol.profile.Details.PolicyRules)
 		}

@@ -175,7 +175,7 @@ func (c *compiled) remember(o owner, texts map[string]usedText) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.before, o)
-	if len(texts) == 0 || o.device.IsZero() { // who is no device is many
+	if len(texts) == 0 || o.isNobody() {
 		return
 	}
 	if int64(len(c.before)) >= max(c.budget/beforeBytes, 1) {

@@ -176,10 +176,74 @@ func TestTextsThatChange(t *testing.T) {
 	c.init(1 << 20)
 	for i := range 1000 {
 		id, _ := usercache.ParseID(fmt.Sprintf("d%d", i))
-		c.remember(owner{id, id}, map[string]usedText{"x": {}})
+		c.remember(owner{user: id, device: id}, map[string]usedText{"x": {}})
 	}
 	if n := len(c.before); n == 0 || n > 1<<20/beforeBytes {
 		t.Errorf("%d devices are remembered", n)
+	}
+}
+
+// A policy's texts are the policy's: while new ones are on their way its users are judged by those before, whoever of them
+// is judged first, and by no other policy's, though one of them had that before.
+func TestTextsOfPolicies(t *testing.T) {
+	w := newWorld(t)
+	put := func(policy, text string, here bool) {
+		sum := w.blob(text)
+		if !here {
+			w.mu.Lock()
+			delete(w.blobs, [32]byte(sum))
+			w.mu.Unlock()
+		}
+		w.put(usercache.CatalogueKind, "policy/"+policy, &userv1.Policy{
+			Rules:    &userv1.Rules{Body: &userv1.Rules_Sha256{Sha256: sum}, Size: uint64(len(text))},
+			Settings: &userv1.Settings{OwnLists: &userv1.OwnListSet{Values: []*userv1.OwnList{{Id: "list", Sha256: w.blob("||list-" + policy + ".example^"), Size: 20}}}},
+		})
+	}
+	user := func(id, policy string, own bool) {
+		u := &userv1.User{Policy: policy, Devices: []*userv1.Device{{Id: id}}}
+		if own {
+			u.Rules = rules("||own.example^")
+			u.Settings = &userv1.Settings{OwnLists: &userv1.OwnListSet{Removed: []string{"list"}}}
+		}
+		w.put(usercache.Users, id, u)
+	}
+	put("one", "||one.example^", true)
+	put("two", "||two.example^", false)
+	for _, own := range []bool{false, true} {
+		suffix := map[bool]string{true: "-own"}[own]
+		user("first"+suffix, "one", own)
+		user("second"+suffix, "one", own)
+		user("other"+suffix, "two", own)
+	}
+	p := w.policy()
+	check := func(when, device, name string, want query.VerdictKind) {
+		t.Helper()
+		for _, d := range []string{device, device + "-own"} {
+			if got := p.Question(w.ask(p, d, name+".example.", "A")); got.Kind != want {
+				t.Errorf("%s, %s asks %s: %s, want %v", when, d, name, say(got), want)
+			}
+		}
+	}
+	check("at first", "first", "one", query.Blocked)
+	for _, own := range []bool{false, true} {
+		user("first"+map[bool]string{true: "-own"}[own], "two", own)
+	}
+	check("given another policy", "first", "one", query.Pass)
+	check("given another policy", "other", "one", query.Pass)
+	check("of the policy", "second", "one", query.Blocked)
+	put("one", "||new.example^", false)
+	check("on its way", "other", "one", query.Pass)
+	check("on its way", "second", "one", query.Blocked)
+	put("two", "||two.example^", true)
+	p.Update()
+	check("arrived", "first", "two", query.Blocked)
+	check("arrived", "other", "two", query.Blocked)
+	check("arrived", "other", "one", query.Pass)
+	if got := p.Question(w.ask(p, "second", "list-one.example.", "A")); got.Kind != query.Blocked {
+		t.Errorf("the policy's list: %s", say(got))
+	}
+	if got := p.Question(w.ask(p, "second-own", "list-one.example.", "A")); got.Kind != query.Pass {
+		t.Errorf("the policy's list, which this user does without: %s", say(got))
 	}
 }
 

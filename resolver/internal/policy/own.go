@@ -87,9 +87,8 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 	o := &own{changes: p.changes.Load(), rewrites: newRewriteSet(d.Rewrites, true, prof.BlockTTL)}
 	var texts []*text
 	room, changed, replaced := p.o.OwnBytes/8, false, false
-	who := owner{prof.UserID, prof.DeviceID}
-	before, present := p.own.remembered(who), make(map[string]usedText)
-	add := func(what string, sum [32]byte, size uint64, blob bool, read func() ([]byte, bool)) *filter.Matcher {
+	device, shared := p.own.memory(owner{user: prof.UserID, device: prof.DeviceID}), p.own.memory(owner{policy: d.Policy})
+	add := func(from *memory, what string, sum [32]byte, size uint64, blob bool, read func() ([]byte, bool)) *filter.Matcher {
 		// A rule takes about as much memory as text; of what is too long not even the text is read.
 		if size > uint64(max(room, 0)) {
 			o.tooMuch = append(o.tooMuch, what)
@@ -98,7 +97,7 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		t, ok := p.text(sum, read)
 		if !ok {
 			o.missing, changed = true, changed || !blob
-			old, had := before[what]
+			old, had := from.before[what]
 			if blob && had {
 				t, ok = p.text(old.sum, func() ([]byte, bool) { return p.o.Blob(old.sum) })
 			}
@@ -107,14 +106,18 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 			}
 			replaced, blob = true, old.blob
 		}
-		present[what] = usedText{t.sum, blob}
+		from.now[what] = usedText{t.sum, blob}
 		room -= t.item.bytes
 		texts = append(texts, t)
 		return t.matcher
 	}
 	for i, t := range [...]usercache.RuleText{d.DeviceRules, d.UserRules, d.PolicyRules} {
 		if t.Size > 0 {
-			o.rules[i] = add(whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, t.Blob, func() ([]byte, bool) {
+			from := &device
+			if i == policyRules {
+				from = &shared
+			}
+			o.rules[i] = add(from, whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, t.Blob, func() ([]byte, bool) {
 				if t.Blob {
 					return p.o.Blob(t.SHA256)
 				}
@@ -123,7 +126,11 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		}
 	}
 	for _, l := range d.OwnLists {
-		if m := add("own list "+l.ID, l.SHA256, l.Size, true, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
+		from := &device
+		if l.OfPolicy {
+			from = &shared
+		}
+		if m := add(from, "own list "+l.ID, l.SHA256, l.Size, true, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
 			o.lists = append(o.lists, ownList{l.ID, m})
 		}
 	}
@@ -150,7 +157,8 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		}
 	}
 	p.own.keep(d, o, texts)
-	p.own.remember(who, present)
+	p.own.remember(device.of, device.now)
+	p.own.remember(shared.of, shared.whole())
 	if replaced {
 		p.tellReplaced()
 	}

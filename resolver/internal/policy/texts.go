@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -19,14 +20,25 @@ import (
 	"github.com/sluice-dns/sluice/usercache"
 )
 
-// Which texts of a device's own are in force is remembered, so that they stay so when others are to take their place and
+// Which texts of a device's own, and of a shared policy's, are in force is remembered, so that they stay so when others are to take their place and
 // have not arrived, and kept in a file (Options.OwnTexts), so that this outlives a restart: with the service away the
 // new ones may be long in coming. It is written when something is judged by the text before, and at the end; that a
 // device has been forgotten, or is found with texts of long ago, leaves it as if nothing were remembered, or with what
 // its user once wrote. The texts themselves are blobs.
 
-// An owner is a device in the hands of a user: what it had in another's must not come back.
-type owner struct{ user, device usercache.ID }
+// An owner is a device in the hands of a user, since what it had in another's must not come back; or a shared policy,
+// whose texts are its own whoever asks: what is compiled of them may hang on Details that all its users share.
+type owner struct {
+	user, device usercache.ID
+	policy       string
+}
+
+func (o owner) compare(p owner) int {
+	return cmp.Or(strings.Compare(o.policy, p.policy), strings.Compare(o.user.String(), p.user.String()), strings.Compare(o.device.String(), p.device.String()))
+}
+
+// isNobody reports whether it is not one but many.
+func (o owner) isNobody() bool { return o.policy == "" && o.device.IsZero() }
 
 // A usedText is one that was in force.
 type usedText struct {
@@ -34,10 +46,38 @@ type usedText struct {
 	blob bool // and not in the record, which is gone with its text
 }
 
+// A memory is what an owner had in force, and has now.
+type memory struct {
+	of          owner
+	before, now map[string]usedText
+}
+
+func (c *compiled) memory(of owner) memory {
+	return memory{of, c.remembered(of), make(map[string]usedText)}
+}
+
+// maxOfPolicy is how many texts of one policy are remembered, far beyond what it may have.
+const maxOfPolicy = 1024
+
+// whole is what is in force of a policy's: some of its users do without some of its lists.
+func (m *memory) whole() map[string]usedText {
+	if len(m.before) > maxOfPolicy {
+		return m.now
+	}
+	all := maps.Clone(m.before)
+	if all == nil {
+		return m.now
+	}
+	maps.Copy(all, m.now)
+	return all
+}
+
 // A keptOwner is a line of the file: the texts of an owner, by what they are of.
 type keptOwner struct {
-	User, Device string
-	Texts        map[string]string // SHA-256 in hexadecimal
+	User   string            `json:",omitempty"`
+	Device string            `json:",omitempty"`
+	Policy string            `json:",omitempty"`
+	Texts  map[string]string // SHA-256 in hexadecimal
 }
 
 // loadTexts reads what was in force before the start.
@@ -66,10 +106,14 @@ func (c *compiled) read(r io.Reader) error {
 		} else if err != nil {
 			return fmt.Errorf("object %d: %w", n, err)
 		}
-		user, ok1 := usercache.ParseID(k.User)
-		device, ok2 := usercache.ParseID(k.Device)
-		if !ok1 || !ok2 {
-			return fmt.Errorf("object %d: %q and %q are not a user and a device", n, k.User, k.Device)
+		who := owner{policy: k.Policy}
+		if k.User != "" || k.Device != "" || k.Policy == "" {
+			var ok1, ok2 bool
+			who.user, ok1 = usercache.ParseID(k.User)
+			who.device, ok2 = usercache.ParseID(k.Device)
+			if !ok1 || !ok2 || k.Policy != "" {
+				return fmt.Errorf("object %d: user %q, device %q and policy %q are not a user's device, nor a policy", n, k.User, k.Device, k.Policy)
+			}
 		}
 		texts := make(map[string]usedText, len(k.Texts))
 		for what, sum := range k.Texts {
@@ -79,7 +123,7 @@ func (c *compiled) read(r io.Reader) error {
 			}
 			texts[what] = usedText{[32]byte(b), true}
 		}
-		c.remember(owner{user, device}, texts)
+		c.remember(who, texts)
 	}
 }
 
@@ -87,8 +131,9 @@ func (c *compiled) read(r io.Reader) error {
 func (c *compiled) keptTexts() (lines []keptOwner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for o, texts := range c.before {
-		k := keptOwner{o.user.String(), o.device.String(), map[string]string{}}
+	for _, o := range slices.SortedFunc(maps.Keys(c.before), owner.compare) {
+		texts := c.before[o]
+		k := keptOwner{o.user.String(), o.device.String(), o.policy, map[string]string{}}
 		for what, t := range texts {
 			if t.blob {
 				k.Texts[what] = hex.EncodeToString(t.sum[:])
@@ -98,9 +143,6 @@ func (c *compiled) keptTexts() (lines []keptOwner) {
 			lines = append(lines, k)
 		}
 	}
-	slices.SortFunc(lines, func(a, b keptOwner) int {
-		return cmp.Or(strings.Compare(a.User, b.User), strings.Compare(a.Device, b.Device))
-	})
 	return lines
 }
 
