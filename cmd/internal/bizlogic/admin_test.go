@@ -68,11 +68,11 @@ func TestUsersAndDevices(t *testing.T) {
 		t.Error(err)
 	}
 
-	if err := r.device("ann", "phone", "192.0.2.7", "2001:db8::1", "198.51.100.99/24", "192.0.2.7/32"); err != nil {
+	if err := r.device("ann", "phone", "192.0.2.7", "2001:db8::1", "198.51.100.0/24", "192.0.2.7/32", "2001:db8:0:1::5/64"); err != nil {
 		t.Fatal(err)
 	}
 	got, err := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "phone"})
-	if want := []string{"192.0.2.7", "2001:db8::/64", "198.51.100.0/24"}; err != nil || fmt.Sprint(got.Device.Device.Links) != fmt.Sprint(want) || got.Device.User != "ann" {
+	if want := []string{"192.0.2.7", "2001:db8::/64", "198.51.100.0/24", "2001:db8:0:1::/64"}; err != nil || fmt.Sprint(got.Device.Device.Links) != fmt.Sprint(want) || got.Device.User != "ann" {
 		t.Errorf("device = %v, %v; want links %v", got, err, want)
 	}
 	wantError(t, r.device("bob", "phone"), codes.AlreadyExists, "")           // ids are unique in the dataset
@@ -80,6 +80,9 @@ func TestUsersAndDevices(t *testing.T) {
 	wantError(t, r.device("nobody", "tv"), codes.NotFound, "")                //
 	wantError(t, r.device("bob", "tv", "2001:db8::/96"), codes.InvalidArgument, "device.links")
 	wantError(t, r.device("bob", "tv", "0.0.0.0/0"), codes.InvalidArgument, "device.links")
+	for _, link := range []string{"127.0.0.5/8", "2001:db8::5/48"} { // who wrote it meant fewer
+		wantError(t, r.device("bob", "tv", link), codes.InvalidArgument, "device.links")
+	}
 	wantError(t, r.device("bob", "TV"), codes.InvalidArgument, "device.id")
 	_, err = r.users.CreateDevice(ctx, &adminv1.CreateDeviceRequest{User: "bob", Device: &userv1.Device{Id: "tv", DohOnly: true}})
 	wantError(t, err, codes.InvalidArgument, "device.doh_only")
@@ -102,7 +105,7 @@ func TestUsersAndDevices(t *testing.T) {
 	if _, err := r.users.UpdateDevice(ctx, &adminv1.UpdateDeviceRequest{Id: "phone", User: &to}); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "phone"}); err != nil || got.Device.User != "bob" || len(got.Device.Device.Links) != 3 {
+	if got, err := r.users.GetDevice(ctx, &adminv1.GetDeviceRequest{Id: "phone"}); err != nil || got.Device.User != "bob" || len(got.Device.Device.Links) != 4 {
 		t.Errorf("moved device = %v, %v", got, err)
 	}
 	wantError(t, r.device("ann", "pad", "198.51.100.0/24"), codes.AlreadyExists, "")
@@ -250,6 +253,9 @@ func TestSettings(t *testing.T) {
 		{"u", "color=red", codes.InvalidArgument, "key"},
 		{"u", "lists+=nope", codes.InvalidArgument, "lists"},
 		{"u", "services+=tick-tock", codes.InvalidArgument, "services"},
+		{"u", "lists-=nope", codes.InvalidArgument, "lists"}, // nobody has it
+		{"policy/p", "categories-=nope", codes.InvalidArgument, "categories"},
+		{"u", "paused_until=1000", codes.InvalidArgument, "paused_until"}, // it would pause nothing
 		{"u", "mode=teapot", codes.InvalidArgument, "mode"},
 		{"u", "mode=unspecified", codes.InvalidArgument, "mode"},
 		{"u", "enabled=maybe", codes.InvalidArgument, "enabled"},
@@ -297,7 +303,7 @@ func TestSettings(t *testing.T) {
 		{"u", "schedules+=n=block;mon 1:00-2:00,sun 3:00-4:00;everything", `"1:00-2:00,sun 3:00-4:00" is more than one span; write DAYS FROM-TO of each and ; between them`},
 		{"u", "schedules+=n=block;mon 1:00-2:00;service:tiktok", `"service:tiktok" is none of services:…, categories:… and lists:…, nor everything`},
 		{"u", "schedules+=n=block;mon 1:00-2:00;all;UTC", `n cannot have "all" and "UTC" for its time zone`},
-		{"u", "deny_networks+=10.0.0.1/8", `"10.0.0.1/8" has bits set beyond its length; the network is 10.0.0.0/8`},
+		{"u", "deny_networks+=10.0.0.1/8", `"10.0.0.1/8" has bits set beyond its length; the network is 10.0.0.0/8, the address alone 10.0.0.1`},
 		{"p", "enabled=true", `there is no user "p"; the policy of that name is policy/p`},
 	} {
 		if _, err := r.set(c[0], c[1]); err == nil || !strings.Contains(err.Error(), c[2]) {
@@ -306,6 +312,9 @@ func TestSettings(t *testing.T) {
 	}
 	if got := show("u"); got != before {
 		t.Errorf("refused assignments left %s; before %s", got, before)
+	}
+	if _, err := r.set("u", "paused_until=+1h", "paused_until=0"); err != nil {
+		t.Errorf("ending a pause: %v", err)
 	}
 	// What changes nothing makes no revision.
 	one, err := r.set("u", "enabled=true")

@@ -40,7 +40,8 @@ func checkText(field, s string, most int) error {
 	return nil
 }
 
-// canonicalLink brings a source address or network into the form that is stored.
+// canonicalLink brings a source address or network into the form that is stored. One whose address says more than its
+// length is refused: 192.0.2.5/8 for 192.0.2.5/28 would be sixteen million others.
 func canonicalLink(field, s string) (string, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		a = a.Unmap()
@@ -66,14 +67,17 @@ func canonicalLink(field, s string) (string, error) {
 	if p.Bits() == 0 {
 		return "", invalid(field, "%q is everybody", s)
 	}
+	// Of an IPv6 host its own address is as good: its network is taken anyway.
+	if p != p.Masked() && !(p.Addr().Is6() && p.Bits() == 64) {
+		return "", stray(field, s, p)
+	}
 	if p.Addr().Is4() && p.Bits() == 32 {
 		return p.Addr().String(), nil
 	}
 	return p.Masked().String(), nil
 }
 
-// canonicalNetwork is canonicalLink for access lists, where any network may stand. One whose address says more than
-// its length is refused: 192.0.2.5/8 for 192.0.2.5/28 would let in sixteen million others.
+// canonicalNetwork is canonicalLink for access lists, where any network may stand.
 func canonicalNetwork(field, s string) (string, error) {
 	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
 		a = a.Unmap()
@@ -84,9 +88,13 @@ func canonicalNetwork(field, s string) (string, error) {
 		return "", invalid(field, "%q is neither an address nor a network such as 192.0.2.0/24", s)
 	}
 	if p != p.Masked() {
-		return "", invalid(field, "%q has bits set beyond its length; the network is %s", s, p.Masked())
+		return "", stray(field, s, p)
 	}
 	return p.String(), nil
+}
+
+func stray(field, s string, p netip.Prefix) error {
+	return invalid(field, "%q has bits set beyond its length; the network is %s, the address alone %s", s, p.Masked(), p.Addr())
 }
 
 // canonicalAddr brings a destination address into the form that is stored.

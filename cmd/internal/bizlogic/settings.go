@@ -142,8 +142,11 @@ func (v *view) scalar(key, value string, field protoreflect.FieldDescriptor) (pr
 	case protoreflect.Uint32Kind:
 		n, err := parseNumber(key, value)
 		return protoreflect.ValueOfUint32(n), err
-	case protoreflect.Int64Kind: // paused_until, the only one
+	case protoreflect.Int64Kind: // paused_until, the only one; 0 ends a pause
 		t, err := parseInstant(key, value, v.now)
+		if err == nil && t != 0 && t <= v.now.Unix() {
+			err = invalid(key, "%q is over already; a pause is ended by paused_until=0", value)
+		}
 		return protoreflect.ValueOfInt64(t), err
 	case protoreflect.StringKind: // block_ipv4, block_ipv6
 		a, err := netip.ParseAddr(value)
@@ -311,8 +314,13 @@ func (v *view) assignSet(o *owner, field protoreflect.FieldDescriptor, as *admin
 	case *userv1.StringSet:
 		parse := func(s string) (string, error) { return v.member(key, s) }
 		canon := parse
-		if _, refers := references[key]; refers {
-			canon = id // what is gone can be taken away
+		if what := references[key]; what != "" {
+			canon = func(s string) (string, error) {
+				if slices.Contains(x.Values, s) || slices.Contains(x.Removed, s) {
+					return s, nil // what is gone can be taken away
+				}
+				return parse(s)
+			}
 		}
 		err = set[string]{key, maxSet, &x.Replace, &x.Values, &x.Removed, func(s string) string { return s }, parse, canon}.change(op, texts, base)
 	case *userv1.OwnListSet:
