@@ -65,14 +65,14 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		before := s.hits
+		before := s.asked()
 		later := time.Now().Add(48 * time.Hour)
 		for _, err := range []error{r.svc.refreshDue(later), r.svc.refreshOwnDue(later)} {
 			if !ours(err) {
 				t.Errorf("refreshing what is due: %v", err)
 			}
 		}
-		if asked := s.hits - before; asked > parallelFetches+1 {
+		if asked := s.asked() - before; asked > parallelFetches+1 {
 			t.Errorf("%d servers were asked", asked)
 		}
 		for _, id := range []string{"web0", own} {

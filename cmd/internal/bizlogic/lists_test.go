@@ -68,6 +68,13 @@ func (s *site) set(f func()) {
 	f()
 }
 
+// asked is how often it was asked so far. Who has given up waiting may still be counted later.
+func (s *site) asked() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.hits
+}
+
 func (r *rig) addURL(id, url string) (*adminv1.AddListResponse, error) {
 	stream, err := r.lists.AddList(r.t.Context())
 	if err != nil {
