@@ -67,7 +67,7 @@ func (m *Matcher) Stats() Stats {
 	s.Rules += s.Patterns
 	s.Bytes += int64(len(m.rules.all))*32 + int64(len(m.rules.texts)) + int64(len(m.rules.always))*4
 	for _, x := range m.rules.maps() {
-		s.Bytes += int64(len(x.filter))*8 + int64(len(x.keys))*16 + int64(len(x.ids))*4
+		s.Bytes += int64(len(x.filter))*8 + int64(len(x.keys))*24 + int64(len(x.ids))*4
 	}
 	for _, x := range m.rules.mores {
 		s.Bytes += 96

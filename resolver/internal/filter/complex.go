@@ -347,7 +347,7 @@ func (x *rules) pack(mem *region, pairs [6]pairs) {
 	x.lieIn(c, len(x.all), len(x.texts))
 	x.always = move(c, x.always)
 	for i, m := range x.maps() {
-		*m = pairs[i].multimap(c)
+		*m = pairs[i].multimap(c, &x.ruleSet)
 		pairs[i].mem.free()
 	}
 }
@@ -743,6 +743,7 @@ type multimap struct {
 
 type multikey struct {
 	key      uint64
+	pairs    uint64 // that all its rules need: see pairset
 	from, to uint32 // of ids; free if equal
 }
 
@@ -800,8 +801,8 @@ func (p *pairs) words() int {
 	return filter + wordsFor[multikey](keys) + wordsFor[uint32](len(p.all))
 }
 
-// multimap makes one in the next of some memory, which is zero.
-func (p *pairs) multimap(c *cutter) (m multimap) {
+// multimap makes one in the next of some memory, which is zero, for the rules of x.
+func (p *pairs) multimap(c *cutter, x *ruleSet) (m multimap) {
 	filter, keys := p.size()
 	if keys == 0 {
 		return m
@@ -810,9 +811,10 @@ func (p *pairs) multimap(c *cutter) (m multimap) {
 	m = multimap{filter: c.words(filter), shift: uint8(64 - bits.TrailingZeros(uint(filter))), keys: cut[multikey](c, keys), ids: cut[uint32](c, len(ps))}
 	m.mask = uint64(keys - 1)
 	for i := 0; i < len(ps); {
-		k := multikey{key: ps[i].key, from: uint32(i)}
+		k := multikey{key: ps[i].key, pairs: ^uint64(0), from: uint32(i)}
 		for ; i < len(ps) && ps[i].key == k.key; i++ {
 			m.ids[i] = ps[i].id
+			k.pairs &= x.needed(&x.all[ps[i].id])
 		}
 		k.to = uint32(i)
 		h := spread(k.key)
@@ -851,8 +853,8 @@ func (g *gate) may(h uint64) uint64 {
 	return 1 ^ (missing|-missing)>>63
 }
 
-// find returns the rules of a key.
-func (m *multimap) find(key uint64) []uint32 {
+// find returns the rules of a key, unless none can match a text that has just these pairs.
+func (m *multimap) find(key, pairs uint64) []uint32 {
 	if len(m.ids) == 0 {
 		return nil
 	}
@@ -862,9 +864,47 @@ func (m *multimap) find(key uint64) []uint32 {
 			return nil
 		}
 		if k.key == key {
+			if k.pairs&^pairs != 0 {
+				return nil
+			}
 			return m.ids[k.from:k.to]
 		}
 	}
+}
+
+// pairset returns the set of the pairs of neighbouring bytes in a text; some count as the same. A text that has another
+// in it has its pairs too, which is told without going to the rule: popular names meet many an anchor, and hardly a
+// rule.
+func pairset(s string) (set uint64) {
+	for i := 1; i < len(s); i++ {
+		set |= pairBit(s[i-1], s[i])
+	}
+	return set
+}
+
+func pairBit(a, b byte) uint64 { return 1 << (((uint32(a) | uint32(b)<<8) * (spread8 >> 32)) >> 26) }
+
+// needed returns pairs that every name has that the rule matches; zero bytes stand before and behind a name.
+func (x *ruleSet) needed(r *rule) (set uint64) {
+	if r.flags&isRegex != 0 {
+		for _, lit := range x.moreOf(r).pre.needs {
+			set |= pairset(lit)
+		}
+		return set
+	}
+	text := x.text(r)
+	for it := x.literals(r); it.next(); {
+		set |= pairset(it.lit)
+	}
+	if n := len(text); n > 0 {
+		if r.flags&atName != 0 && text[0] != '*' {
+			set |= pairBit(0, text[0])
+		}
+		if r.flags&toEnd != 0 && text[n-1] != '*' {
+			set |= pairBit(text[n-1], 0)
+		}
+	}
+	return set
 }
 
 // A sight is a name as the rules see that are not in tables: its text, and where in it some may be found.
@@ -873,6 +913,7 @@ type sight struct {
 	buf    [256 + 16]byte
 	size   int
 	chars  uint64    // the text's characters, if there are rules that ask
+	pairs  uint64    // the text's pairs, with the zero bytes around it, if any place may have rules
 	suffix [2]uint64 // bits: labels whose suffix may have rules
 	start  [4]uint64 // bits: places where a label starts that may have rules
 	inside [4]uint64 // bits: places where a text starts that may have rules
@@ -880,11 +921,33 @@ type sight struct {
 
 func (s *sight) text() string { return view(s.buf[:s.size]) }
 
-// look takes a name in and reports whether any rule may match it. It asks all places without a branch for
-// each: most names meet nothing, and the processor asks several places at once.
-func (x *rules) look(s *sight, name []byte, hashes []uint64) bool {
+// take takes a name in: its text, its characters, and the places in it where a text may start that rules have. It
+// asks all places without a branch for each: most names meet nothing, and the processor asks several places at once.
+func (x *rules) take(s *sight, name []byte) {
 	s.size = len(appendText(s.buf[:0], name))
-	var found uint64
+	clear(s.buf[s.size:][:16])
+	s.chars, s.suffix, s.start, s.inside = 0, [2]uint64{}, [4]uint64{}, [4]uint64{}
+	if !x.hasText {
+		if len(x.always) > 0 {
+			s.chars = charset(s.text())
+		}
+		return
+	}
+	in8, in4 := x.in8, x.in4
+	for from := 0; from < s.size; from += 64 {
+		var mask uint64
+		for i := from; i < min(from+64, s.size); i++ {
+			w := le64(s.buf[i:])
+			mask |= (in8.has(w) | in4.has(w&math.MaxUint32)) & 1 << (i & 63)
+			s.chars |= 1 << (w & 63)
+		}
+		s.inside[from/64&3] = mask
+	}
+}
+
+// look reports whether any rule may match a name that take has taken in.
+func (x *rules) look(s *sight, name []byte, hashes []uint64) bool {
+	found := s.inside[0] | s.inside[1] | s.inside[2] | s.inside[3]
 	if x.hasSuffix {
 		g := x.gates.suffix
 		for i, h := range hashes {
@@ -906,57 +969,94 @@ func (x *rules) look(s *sight, name []byte, hashes []uint64) bool {
 			found |= bit
 		}
 	}
-	if x.hasText {
-		in8, in4 := x.in8, x.in4
-		for from := 0; from+4 <= s.size; from += 64 {
-			var mask uint64
-			for i := from; i < from+64 && i+4 <= s.size; i++ {
-				w := le64(s.buf[i:])
-				mask |= (in8.has(w) | in4.has(w&math.MaxUint32)) & 1 << (i & 63)
-			}
-			s.inside[from/64&3] = mask
-			found |= mask
-		}
+	if found != 0 {
+		s.pairs = pairset(view(s.buf[:s.size+1])) | pairBit(0, s.buf[0])
+		found = x.confirm(s, hashes)
 	}
-	if len(x.always) > 0 {
-		s.chars = charset(s.text())
-		for i, id := range x.always {
-			if x.needs[i].met(s) {
-				if m := x.moreOf(&x.all[id]); m == nil || m.pre == nil || m.pre.may(s.text()) {
-					return true
-				}
+	for i, id := range x.always {
+		if x.needs[i].met(s) {
+			if m := x.moreOf(&x.all[id]); m == nil || m.pre == nil || m.pre.may(s.text()) {
+				return true
 			}
 		}
 	}
 	return found != 0
 }
 
+// confirm forgets the places of a name that have no rule which may match it, and returns 0 if none are left.
+func (x *rules) confirm(s *sight, hashes []uint64) (found uint64) {
+	for half, mask := range s.suffix {
+		for ; mask != 0; mask &= mask - 1 {
+			at := bits.TrailingZeros64(mask)
+			if len(x.bySuffix.find(hashes[half*64+at], s.pairs)) == 0 {
+				s.suffix[half] &^= 1 << at
+			}
+		}
+		found |= s.suffix[half]
+	}
+	for quarter, mask := range s.start {
+		for ; mask != 0; mask &= mask - 1 {
+			at := bits.TrailingZeros64(mask)
+			if ids := x.startAt(s, quarter*64+at); len(ids[0])+len(ids[1])+len(ids[2])+len(ids[3]) == 0 {
+				s.start[quarter] &^= 1 << at
+			}
+		}
+		found |= s.start[quarter]
+	}
+	for quarter, mask := range s.inside {
+		for ; mask != 0; mask &= mask - 1 {
+			at := bits.TrailingZeros64(mask)
+			if ids := x.insideAt(s, quarter*64+at); len(ids[0])+len(ids[1]) == 0 {
+				s.inside[quarter] &^= 1 << at
+			}
+		}
+		found |= s.inside[quarter]
+	}
+	return found
+}
+
+// startAt returns the rules that may match because of what stands at a place where a label starts.
+func (x *rules) startAt(s *sight, at int) (ids [4][]uint32) {
+	key := le64(s.buf[at:])
+	if at > 0 {
+		ids[0] = x.byDot.find(key, s.pairs)
+		ids[1] = x.byDot.find(twelve(key, le64(s.buf[at+8:])&math.MaxUint32), s.pairs)
+	}
+	ids[2] = x.label8.find(key, s.pairs)
+	ids[3] = x.label4.find(key&math.MaxUint32, s.pairs)
+	return ids
+}
+
+// insideAt returns the rules that may match because of the text at a place.
+func (x *rules) insideAt(s *sight, at int) [2][]uint32 {
+	key := le64(s.buf[at:])
+	return [2][]uint32{x.by8.find(key, s.pairs), x.by4.find(key&math.MaxUint32, s.pairs)}
+}
+
 // candidates hands the rules that may match to f, until it reports false.
 func (x *rules) candidates(s *sight, hashes []uint64, f func(ids []uint32) bool) {
 	for half, mask := range s.suffix {
 		for ; mask != 0; mask &= mask - 1 {
-			if !f(x.bySuffix.find(hashes[half*64+bits.TrailingZeros64(mask)])) {
+			if !f(x.bySuffix.find(hashes[half*64+bits.TrailingZeros64(mask)], s.pairs)) {
 				return
 			}
 		}
 	}
 	for quarter, mask := range s.start {
 		for ; mask != 0; mask &= mask - 1 {
-			at := quarter*64 + bits.TrailingZeros64(mask)
-			key := le64(s.buf[at:])
-			if at > 0 && !(f(x.byDot.find(key)) && f(x.byDot.find(twelve(key, le64(s.buf[at+8:])&math.MaxUint32)))) {
-				return
-			}
-			if !f(x.label8.find(key)) || !f(x.label4.find(key&math.MaxUint32)) {
-				return
+			for _, ids := range x.startAt(s, quarter*64+bits.TrailingZeros64(mask)) {
+				if !f(ids) {
+					return
+				}
 			}
 		}
 	}
 	for quarter, mask := range s.inside {
 		for ; mask != 0; mask &= mask - 1 {
-			key := le64(s.buf[quarter*64+bits.TrailingZeros64(mask):])
-			if !f(x.by8.find(key)) || !f(x.by4.find(key&math.MaxUint32)) {
-				return
+			for _, ids := range x.insideAt(s, quarter*64+bits.TrailingZeros64(mask)) {
+				if !f(ids) {
+					return
+				}
 			}
 		}
 	}

@@ -38,7 +38,7 @@ import (
 
 const (
 	indexMagic  = 0x5178_6465_6369_6c53 // "Sliced" and more, little-endian
-	indexFormat = 2
+	indexFormat = 3
 	indexHead   = 24 + sha256.Size
 	// maxPreamble bounds the preamble: 512 hashes, and a hundred numbers a layer.
 	maxPreamble = 1 << 20
@@ -352,7 +352,7 @@ func (p *preamble) words() (n int, ok bool) {
 	add(p.Rules.Always, 4)
 	for _, m := range p.Rules.Maps {
 		add(m.Filter, 8)
-		add(m.Keys, 16)
+		add(m.Keys, 24)
 		add(m.IDs, 4)
 	}
 	add(p.Mores, 1)

@@ -12,7 +12,10 @@ import (
 // A Memo remembers where in the tables of a Matcher the names last judged were found, so that names asked for all the
 // time cost little more than their hash. What it remembers is the same whoever asks, and holds for one Matcher: a
 // user's lists, and the query, are judged each time. It is for one goroutine; the zero Memo remembers nothing.
-type Memo struct{ kept [1 << memoBits]known }
+type Memo struct {
+	kept  [1 << memoBits]known
+	sight sight // for the name that is being judged
+}
 
 const memoBits = 11 // 64 KiB: more would not stay near
 
@@ -34,14 +37,11 @@ func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Qu
 	if k := c.find(m, hashes[len(hashes)-1]); k != nil {
 		return m.recall(k, name, len(hashes), lists, q)
 	}
-	suffixes, _ := m.may(hashes)
-	var seen *sight
-	if len(m.rules.all) > 0 {
-		var s sight
-		if m.rules.look(&s, name, hashes) {
-			seen = &s
-		}
+	var s *sight
+	if m.looks(hashes) {
+		s = &c.sight
 	}
+	suffixes, seen := m.sift(s, name, hashes)
 	if now, ok := m.know(seen, suffixes, hashes, q); ok {
 		c.keep(m, hashes[len(hashes)-1], now)
 	}
@@ -74,11 +74,15 @@ func (m *Matcher) strange(addr netip.Addr, q *Query) bool {
 	var buf [64]byte
 	name := rulelist.AppendAddr(buf[:0], addr.Unmap())
 	hash := [1]uint64{m.key.Hash(name)}
-	if known, _ := m.may(hash[:]); known != 0 || m.longest(rulelist.ByAnswer, addr, &all, &Query{}) >= 0 {
+	if m.may(hash[:]) != 0 || m.longest(rulelist.ByAnswer, addr, &all, &Query{}) >= 0 {
 		return false
 	}
-	var s sight
-	known := len(m.rules.all) > 0 && m.rules.look(&s, name, hash[:]) && m.rules.any(&s, hash[:], q)
+	known := false
+	if m.looks(hash[:]) {
+		var s sight
+		m.rules.take(&s, name)
+		known = m.rules.look(&s, name, hash[:]) && m.rules.any(&s, hash[:], q)
+	}
 	runtime.KeepAlive(m)
 	return !known
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"slices"
+	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
 )
@@ -85,7 +86,7 @@ const single = 1 << 31
 // find returns the place of a hash.
 func (t *table) find(hash uint64) (int, bool) {
 	hash = max(hash, 1)
-	if b := filterBits(hash); t.filter[hash>>(t.shift&63)&uint64(len(t.filter)-1)]&b != b {
+	if b := filterBits(hash); *t.word(hash)&b != b {
 		return 0, false
 	}
 	at, _ := bits.Mul64(hash, t.span)
@@ -474,11 +475,25 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), j.depth, list, line)
 }
 
+// fetch begins to fetch the words that may asks.
+func (m *Matcher) fetch(hashes []uint64) {
+	for i := range m.layers {
+		t := m.layers[i].table
+		for _, h := range hashes {
+			prefetch(unsafe.Pointer(t.word(max(h, 1))))
+		}
+	}
+}
+
+// word returns the word of the filter that a hash sets bits in.
+func (t *table) word(hash uint64) *uint64 {
+	return &t.filter[hash>>(t.shift&63)&uint64(len(t.filter)-1)]
+}
+
 // may returns a bit for each of the last 64 hashes that may be in the Matcher's tables, the last in the last
 // bit, without a branch, so that the processor waits for all the words of the filters at once. It begins to
-// fetch the slots of those that may, which are far away, while the caller has other things to do; what it returns of
-// them is of no meaning.
-func (m *Matcher) may(hashes []uint64) (mask, fetched uint64) {
+// fetch the slots of those that may.
+func (m *Matcher) may(hashes []uint64) (mask uint64) {
 	hashes = hashes[max(0, len(hashes)-64):]
 	for i := range m.layers {
 		t := m.layers[i].table
@@ -492,10 +507,10 @@ func (m *Matcher) may(hashes []uint64) (mask, fetched uint64) {
 		mask |= found
 		for ; found != 0; found &= found - 1 {
 			at, _ := bits.Mul64(hashes[bits.TrailingZeros64(found)], t.span)
-			fetched += t.slots[at].hash
+			prefetch(unsafe.Pointer(&t.slots[at]))
 		}
 	}
-	return mask, fetched
+	return mask
 }
 
 // suffixes judges the rules of tables, from the longest suffix on; mask is from may.
