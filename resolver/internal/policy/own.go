@@ -33,8 +33,9 @@ type own struct {
 const policyRules = 2
 
 type ownList struct {
-	id      string
-	matcher *filter.Matcher
+	id       string
+	matcher  *filter.Matcher
+	ofPolicy bool // the shared policy's, and so the operator's
 }
 
 type unblock struct {
@@ -111,12 +112,8 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 		texts = append(texts, t)
 		return t.matcher
 	}
-	for i, t := range [...]usercache.RuleText{d.DeviceRules, d.UserRules, d.PolicyRules} {
+	rules := func(from *memory, i int, t usercache.RuleText) {
 		if t.Size > 0 {
-			from := &device
-			if i == policyRules {
-				from = &shared
-			}
 			o.rules[i] = add(from, whyNames[int(WhyDeviceRule)+i]+"s", t.SHA256, t.Size, t.Blob, func() ([]byte, bool) {
 				if t.Blob {
 					return p.o.Blob(t.SHA256)
@@ -125,15 +122,22 @@ func (p *Policy) Prepare(ctx context.Context, q *query.Query) bool {
 			})
 		}
 	}
-	for _, l := range d.OwnLists {
-		from := &device
-		if l.OfPolicy {
-			from = &shared
-		}
-		if m := add(from, "own list "+l.ID, l.SHA256, l.Size, true, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
-			o.lists = append(o.lists, ownList{l.ID, m})
+	lists := func(from *memory, ofPolicy bool) {
+		for _, l := range d.OwnLists {
+			if l.OfPolicy != ofPolicy {
+				continue
+			}
+			if m := add(from, "own list "+l.ID, l.SHA256, l.Size, true, func() ([]byte, bool) { return p.o.Blob(l.SHA256) }); m != nil {
+				o.lists = append(o.lists, ownList{l.ID, m, ofPolicy})
+			}
 		}
 	}
+	// What users write must not take the place of what they are given.
+	rules(&shared, policyRules, d.PolicyRules)
+	lists(&shared, true)
+	rules(&device, 0, d.DeviceRules)
+	rules(&device, 1, d.UserRules)
+	lists(&device, false)
 	if changed {
 		p.own.abandon(texts)
 		return false

@@ -608,9 +608,9 @@ func (j *judge) late(n *name) query.Verdict {
 	var best filter.Result
 	from, why := source{}, WhyNothing
 	if j.own != nil {
-		j.charge(true)
 		for i := range j.own.lists {
 			m := j.own.lists[i].matcher
+			j.charge(!j.own.lists[i].ofPolicy)
 			if r := m.MatchHashed(n.wire, n.hashes, nil, &j.fq); outranks(&r, &best) {
 				best, from, why = r, source{m, int8(i)}, WhyOwnList
 			}

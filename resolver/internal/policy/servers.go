@@ -145,9 +145,9 @@ func (j *judge) behind(b *behind, n *name, excepted bool) query.Verdict {
 		var best filter.Result
 		from, why := source{}, WhyNothing
 		if j.own != nil {
-			j.charge(true)
 			for i := range j.own.lists {
 				m := j.own.lists[i].matcher
+				j.charge(!j.own.lists[i].ofPolicy)
 				if r := b.match(nil, m, nil, &j.fq); outranks(&r, &best) {
 					best, from, why = r, source{m, int8(i)}, WhyOwnList
 				}
