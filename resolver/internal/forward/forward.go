@@ -316,7 +316,7 @@ func (p *Pool) Stats(now clock.Instant) Stats {
 	return s
 }
 
-// order returns the primaries or spares, best first. explored says that the first is there by chance.
+// order returns the primaries or spares, best first. explored says that the first is there by chance, before the best.
 func (p *Pool) order(now clock.Instant, role Role, avoid []netip.AddrPort) (out []*member, explored bool) {
 	type place struct {
 		m    *member
@@ -361,8 +361,9 @@ func (p *Pool) order(now clock.Instant, role Role, avoid []netip.AddrPort) (out 
 			n++
 		}
 		i := 1 + rand.IntN(n-1)
-		out[0], out[i] = out[i], out[0]
-		explored = true
+		chance := out[i]
+		copy(out[1:], out[:i]) // the best is the next to be asked, should this one be slow
+		out[0], explored = chance, true
 	}
 	return out, explored
 }
