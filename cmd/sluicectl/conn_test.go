@@ -65,9 +65,9 @@ func TestTLS(t *testing.T) {
 		grpc.Creds(credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS13, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool})))
 	sh := &shell{t: t, env: map[string]string{"SLUICE_RESOLVER": addr}}
 	sh.ok("status", "--ca", ca, "--cert", ca, "--key", key)
-	sh.fails(exitFailed, "cannot be reached", "status", "--ca", ca)        // no client certificate
-	sh.fails(exitFailed, "cannot be reached", "status", "--timeout", "5s") // in the clear
-	sh.fails(exitUsage, "go together", "status", "--ca", ca, "--cert", ca) //
+	sh.fails(exitFailed, "cannot be reached", "status", "--ca", ca)         // no client certificate
+	sh.fails(exitFailed, "cannot be reached", "status", "--timeout", "50s") // in the clear
+	sh.fails(exitUsage, "go together", "status", "--ca", ca, "--cert", ca)  //
 	sh.fails(exitFailed, "--cert, --key", "status", "--ca", ca, "--cert", ca, "--key", ca)
 	_, other, _ := newCertificate(t)
 	sh.fails(exitFailed, "certificate", "status", "--ca", other, "--cert", ca, "--key", key)
