@@ -223,10 +223,11 @@ func TestSwitches(t *testing.T) {
 // by threats; lists that a schedule pauses are paused for answers too.
 func TestAnswersByType(t *testing.T) {
 	w := newWorld(t)
-	w.list("types", 0, "||t.example^$dnstype=CNAME\n||mx.example^$dnstype=MX\n||h.example^$dnstype=HTTPS\n||192.0.2.66^$dnstype=AAAA\n@@||excepted.example^\n||tracker.example^\n")
-	w.list("malware", 1, "||threat.example^\n||192.0.2.99^\n")
+	w.list("types", 0, "||t.example^$dnstype=CNAME\n||mx.example^$dnstype=MX\n||h.example^$dnstype=HTTPS\n||192.0.2.66^$dnstype=AAAA\n@@||excepted.example^\n@@||txt.example^\n||tracker.example^\n")
+	w.list("malware", 1, "||threat.example^\n||192.0.2.99^\n||txt.example^$dnstype=TXT\n")
 	w.put(usercache.CatalogueKind, "category/malware", &userv1.Category{Lists: []string{"malware"}, Threat: true})
 	w.put(usercache.Users, "u", &userv1.User{Settings: &userv1.Settings{Lists: set("types"), Categories: set("malware")}, Devices: []*userv1.Device{{Id: "d"},
+		{Id: "switched", Settings: &userv1.Settings{BlockTypes: set("TXT"), BlockHttpsRecords: proto.Bool(true)}, Rules: rules("@@||mine.example^$dnstype=TXT")},
 		{Id: "paused", Settings: &userv1.Settings{Schedules: &userv1.ScheduleSet{Values: []*userv1.Schedule{{Id: "s", Action: userv1.ScheduleAction_SCHEDULE_ACTION_PAUSE,
 			Lists: []string{"types"}, Categories: []string{"malware"}, Windows: []*userv1.Window{{Days: 0x7f, From: 0, To: 1440}}}}}}}}})
 	p := w.policy()
@@ -246,6 +247,18 @@ func TestAnswersByType(t *testing.T) {
 		{"d", "excepted.example.", "A", "excepted.example. CNAME tracker.example.\ntracker.example. A 203.0.113.1", "pass by nothing"}, // C02
 		{"d", "excepted.example.", "A", "excepted.example. CNAME threat.example.\nthreat.example. A 203.0.113.1", "blocked by threat list mode 0"},
 		{"d", "excepted.example.", "A", "excepted.example. A 192.0.2.99", "blocked by threat list mode 0"},
+		{"d", "t.example.", "ANY", "t.example. CNAME a.example.", "blocked by list mode 0"},
+		{"d", "t.example.", "ANY", "t.example. A 203.0.113.1", "pass by nothing"},
+		{"d", "mx.example.", "ANY", "mx.example. MX 1 a.example.", "blocked by list mode 0"},
+		{"d", "mx.example.", "ANY", "mx.example. TXT a\nmx.example. MX 1 a.example.", "blocked by list mode 0"},
+		{"d", "a.example.", "ANY", "a.example. MX 1 mx.example.", "blocked by list mode 0"},
+		{"d", "a.example.", "ANY", "a.example. HTTPS 1 h.example.", "blocked by list mode 0"},
+		{"d", "a.example.", "ANY", "a.example. TXT mx.example.", "pass by nothing"},
+		{"d", "txt.example.", "ANY", "txt.example. TXT a", "blocked by threat list mode 0"}, // though a list excepts it
+		{"switched", "a.example.", "ANY", "a.example. TXT a", "blocked by record type mode 2"},
+		{"switched", "a.example.", "ANY", "a.example. HTTPS 1 .", "blocked by record type mode 2"},
+		{"switched", "a.example.", "ANY", "a.example. MX 1 b.example.", "pass by nothing"},
+		{"switched", "mine.example.", "ANY", "mine.example. TXT a", "pass by nothing"},
 		{"paused", "a.example.", "A", "a.example. CNAME tracker.example.\ntracker.example. A 192.0.2.99", "pass by nothing"},
 	} {
 		q := w.ask(p, c.device, c.name, c.typ)

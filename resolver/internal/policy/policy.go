@@ -25,7 +25,8 @@
 //
 // The answer is judged by the same rows: each alias and each other name it leads to by 2 to 5 and 9 to 11, each
 // address by the rules that know addresses, and by rebinding protection; a rule's $dnstype is then about the
-// record, so that an alias is of type CNAME. An answer whose question was Allowed is not judged, except that an
+// record, so that an alias is of type CNAME; and what came for a question of type ANY is judged as if its types had been
+// asked for, by row 8 too. An answer whose question was Allowed is not judged, except that an
 // exception of a catalogue list lifts neither threats nor rebinding protection. Where an answer holds private
 // addresses by right, rebinding protection looks at the name that was asked: an alias of anybody's could lead to
 // a name that is excepted. Local data is the operator's, and may hold any address.
@@ -668,7 +669,7 @@ func standing(r *filter.Result) int {
 
 // Answer judges what came back for q.Turn.Current; sofar is what Question said.
 func (p *Policy) Answer(q *query.Query, a *query.Answer, sofar query.Verdict) query.Verdict {
-	if q.Client.Profile.Flags == 0 || len(a.Facts) == 0 {
+	if q.Client.Profile.Flags == 0 || len(a.Facts) == 0 && q.Turn.Current.Type != dnswire.TypeANY {
 		return query.Verdict{}
 	}
 	j := p.judge(q)
@@ -685,6 +686,13 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 	// Rewriting is for what was asked, not for where others point; but policy zones mean both.
 	j.fq.NoRewrite = true
 	served := servedNames{excepted: excepted}
+	typ := j.q.Turn.Current.Type
+	if typ == dnswire.TypeANY {
+		var v query.Verdict
+		if v, typ = j.types(a, excepted); v.Kind != query.Pass {
+			return v
+		}
+	}
 	for off := 0; ; {
 		kind, value, next, ok := a.Facts.Next(off)
 		if !ok {
@@ -698,11 +706,11 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 			j.fq.Type = dnswire.TypeCNAME
 			v = j.target(value, excepted)
 		case query.FactTarget:
-			j.fq.Type = j.q.Turn.Current.Type
+			j.fq.Type = typ
 			v = j.target(value, excepted)
 		case query.FactAddress:
 			addr, _ := netip.AddrFromSlice(value)
-			v = j.address(addr, excepted)
+			v = j.address(addr, typ, excepted)
 		case query.FactZone:
 			continue
 		}
@@ -721,6 +729,39 @@ func (j *judge) answer(a *query.Answer, sofar query.Verdict) query.Verdict {
 			return v
 		}
 	}
+}
+
+// types judges the name asked for by each type that an answer to a question of type ANY has records of, as if that had
+// been asked for: whoever may not have one type of a name does not get it by asking for any. It returns the last type as
+// well, of the records that the answer is about.
+func (j *judge) types(a *query.Answer, excepted bool) (v query.Verdict, last uint16) {
+	n := j.hash(j.q.Turn.Current.Name)
+	last = j.q.Turn.Current.Type
+	for off, i := 0, uint16(0); i < a.AN; i++ {
+		rr, next := dnswire.ReadRR(a.Body, off)
+		if off = next; off < 0 {
+			break
+		}
+		if rr.Type == last || rr.Type == dnswire.TypeRRSIG {
+			continue
+		}
+		last, j.fq.Type = rr.Type, rr.Type
+		switch {
+		case excepted:
+			v = j.threat(&n)
+		default:
+			if v = j.early(&n); v.Kind == query.Pass {
+				v = j.switches(&n)
+			}
+			if v.Kind == query.Pass {
+				v = j.late(&n)
+			}
+		}
+		if v.Kind != query.Pass && v.Kind != query.Allowed {
+			return v, last
+		}
+	}
+	return query.Verdict{}, last
 }
 
 // target judges a name that the answer leads to; excepted says that a catalogue list's exception let the question
@@ -752,8 +793,8 @@ func isThreat(r *filter.Result) bool {
 	return r.Verdict == filter.Blocked || r.Verdict == filter.Rewritten
 }
 
-// address judges an address of the answer, by the rules that know addresses.
-func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
+// address judges an address of the answer to a question of a type, by the rules that know addresses.
+func (j *judge) address(a netip.Addr, typ uint16, excepted bool) query.Verdict {
 	if j.p.Is(usercache.RebindingProtection) && special(a) && !j.mayBePrivate() {
 		if j.trace != nil {
 			j.step(WhyRebinding, query.Blocked, a.String()+" is a private address for a public name",
@@ -761,9 +802,9 @@ func (j *judge) address(a netip.Addr, excepted bool) query.Verdict {
 		}
 		return j.block(WhyRebinding, "private address for a public name", edeFiltered)
 	}
-	switch j.q.Turn.Current.Type {
+	switch typ {
 	case dnswire.TypeHTTPS, dnswire.TypeSVCB: // an address hint
-		j.fq.Type = j.q.Turn.Current.Type
+		j.fq.Type = typ
 	default:
 		j.fq.Type = dnswire.TypeA
 		if a.Is6() {
