@@ -50,16 +50,17 @@ func (p *parser) adguardRule(s string) string {
 	if len(pattern) > maxPattern {
 		return fmt.Sprintf("a pattern longer than %d bytes", maxPattern)
 	}
-	if len(pattern) > 2 && pattern[0] == '/' && pattern[len(pattern)-1] == '/' {
-		return p.expression(pattern[1 : len(pattern)-1])
+	if n := len(pattern); n > 2 && pattern[0] == '/' && pattern[n-1] == '/' || pattern == "//" && r.Mods.restricts() {
+		return p.expression(pattern[1 : n-1])
 	}
 	return p.pattern(pattern)
 }
 
 // splitModifiers cuts s at the $ that begins the modifiers. In an expression that is the $ after the closing
-// slash; elsewhere the first one that is not escaped.
+// slash; elsewhere the first one that is not escaped and that a modifier follows, or else the first.
 func splitModifiers(s string) (pattern, mods string) {
 	regex := strings.HasPrefix(s, "/")
+	first := -1
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case '\\':
@@ -74,17 +75,31 @@ func splitModifiers(s string) (pattern, mods string) {
 				}
 			}
 		case '$':
-			if !regex {
+			if regex {
+				continue
+			}
+			if isModifier(s[i+1:]) {
 				return s[:i], s[i+1:]
+			}
+			if first < 0 {
+				first = i
 			}
 		}
 	}
 	if regex { // no closing slash, so it is a pattern
-		if i := strings.IndexByte(s, '$'); i >= 0 {
-			return s[:i], s[i+1:]
-		}
+		first = strings.IndexByte(s, '$')
+	}
+	if first >= 0 {
+		return s[:first], s[first+1:]
 	}
 	return s, ""
+}
+
+// isModifier reports whether s begins with what could be a modifier's name.
+func isModifier(s string) bool {
+	name := s[:len(s)-len(strings.TrimLeft(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_~-"))]
+	rest := s[len(name):]
+	return name != "" && (rest == "" || rest[0] == '=' || rest[0] == ',')
 }
 
 // pattern reads a pattern of ||, |, ^ and *.
@@ -93,7 +108,7 @@ func splitModifiers(s string) (pattern, mods string) {
 // against http://NAME, which is how rules that begin with :// or http:// come to mean the start of the name.
 func (p *parser) pattern(raw string) string {
 	r := &p.rule
-	restricted := r.Mods.restricts()
+	wide := len(raw) < 3 && !r.Mods.restricts()
 	s := strings.ToLower(strings.ReplaceAll(raw, `\$`, "$"))
 	if rest, ok := strings.CutSuffix(s, "/*"); ok {
 		s = rest + "^"
@@ -111,7 +126,6 @@ func (p *parser) pattern(raw string) string {
 	if strings.HasPrefix(s, "https:") || strings.HasPrefix(s, "|http:") || strings.HasPrefix(s, "|https:") {
 		return "a URL; no name matches it"
 	}
-	wide := len(s) < 3 && !restricted
 
 	var g Pattern
 	head, tail := "", ""
@@ -121,7 +135,7 @@ func (p *parser) pattern(raw string) string {
 	case strings.HasPrefix(s, "http://"):
 		s, g.Start = s[7:], AtName
 	case isSlashLabel(s):
-		s, g.Start = s[1:], AtName
+		s, g.Start = strings.TrimLeft(s, "/"), AtName
 	case strings.HasPrefix(s, "||"):
 		s, g.Start, head = s[2:], AtLabel, "||"
 	case strings.HasPrefix(s, "|"):
@@ -132,34 +146,26 @@ func (p *parser) pattern(raw string) string {
 		head += s[:len(s)-len(rest)]
 		s, g.Start = rest, Anywhere
 	}
-	switch {
-	case strings.HasSuffix(s, "^|"):
-		s, g.End, tail = s[:len(s)-2], true, "^|"
-	case strings.HasSuffix(s, "|"):
-		s, g.End, tail = s[:len(s)-1], true, "|"
-	default:
-		rest := strings.TrimRight(s, "*")
-		if strings.HasSuffix(rest, "^") {
-			tail = s[len(rest)-1:]
-			s, g.End = rest[:len(rest)-1], true
-		} else {
-			s = rest
+	if core := strings.TrimRight(s, "*^|"); core != s {
+		// Behind the end that the first ^ means, everything else finds its place.
+		s, tail = core, s[len(core):]
+		if i := strings.IndexByte(tail, '|'); i >= 0 && i < len(tail)-1 {
+			return "a mark inside a name matches nothing"
 		}
+		g.End = tail[0] != '*'
 	}
-	if s2 := strings.TrimRight(s, "*"); s2 != s { // ends with "*^": open after all
-		s, g.End = s2, false
-	}
-	if wide && s == "" {
+	switch {
+	case wide && s == "":
 		return "matches every name"
-	}
-	literal := len(s) - strings.Count(s, "*")
-	if literal < 3 && g.Start == Anywhere && !g.End && s != "" && !restricted {
+	case wide && !g.End:
 		return "fewer than three characters anywhere in a name match too much"
+	case s == "" && g.End && g.Start != Anywhere:
+		return "matches nothing"
 	}
 	if a, ok := ascii(s); ok {
 		s = a
 	}
-	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() && g.Start != Anywhere {
+	if addr, err := netip.ParseAddr(s); err == nil && addr.Is6() && !strings.Contains(head, "*") {
 		r.Form = Exact
 		r.Name = AppendAddr(p.name[:0], addr)
 		r.Glob = Pattern{Text: addr.WithZone("").String(), Start: AtName, End: true}
@@ -173,7 +179,7 @@ func (p *parser) pattern(raw string) string {
 	}
 	g.Text = s
 	r.Glob, r.Form = g, Glob
-	if s == "" && !r.Mods.spares() && !r.Allow && !r.Bad {
+	if !r.Mods.spares() && !r.Allow && !r.Bad && (s == "" || len(s) < 8 && matchesOrdinary(g.expression())) {
 		p.world(raw)
 	}
 	if f := formOf(head, tail); f != Glob && g.End && s != "" && !strings.Contains(s, "*") {
@@ -211,14 +217,14 @@ func formOf(head, tail string) Form {
 	return Glob
 }
 
-// isSlashLabel reports whether s is a slash and the beginning of a name that ends with a dot: /ads. means a
+// isSlashLabel reports whether s is one slash or two and the beginning of a name that ends with a dot: /ads. means a
 // name that begins with "ads.".
 func isSlashLabel(s string) bool {
 	if len(s) <= 3 || s[0] != '/' || s[len(s)-1] != '.' {
 		return false
 	}
-	for i := 1; i < len(s); i++ {
-		if c := class[s[i]]; (c == 0 || c == '_') && s[i] != '.' {
+	for _, c := range []byte(strings.TrimPrefix(s[1:], "/")) {
+		if class[c] == 0 && c != '.' && c != '*' {
 			return false
 		}
 	}
@@ -378,6 +384,15 @@ func matchesAll(re *syntax.Regexp) bool {
 
 // ordinary are names with nothing in common but being names.
 var ordinary = []string{"www.google.com", "bbc.co.uk", "wikipedia.org", "t.co", "heise.de", "login.live.com", "yandex.ru", "a.root-servers.net"}
+
+// expression returns a regular expression that matches what g does.
+func (g Pattern) expression() string {
+	e := [...]string{"", "^", `(^|\.)`}[g.Start] + strings.ReplaceAll(regexp.QuoteMeta(g.Text), `\*`, ".*")
+	if g.End {
+		e += "$"
+	}
+	return e
+}
 
 // matchesOrdinary reports whether an expression matches names that have nothing in common, as /[a-z]/ does.
 func matchesOrdinary(e string) bool {

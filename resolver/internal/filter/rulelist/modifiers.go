@@ -2,6 +2,7 @@ package rulelist
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -149,7 +150,7 @@ func (p *parser) modifiers(s string) string {
 			m.DenyAllow, err = denyAllow(value)
 			some = true
 		case "dnsrewrite":
-			m.Rewrite, err = dnsRewrite(unescape(value))
+			m.Rewrite, err = dnsRewrite(strings.NewReplacer(`\,`, ",", `\$`, "$").Replace(value))
 			some = true
 		default:
 			return fmt.Sprintf("%s is not a modifier of DNS rules", clip([]byte("$"+name)))
@@ -180,26 +181,37 @@ func cutUnescaped(s string, sep byte) (before, after string) {
 	return s, ""
 }
 
-// items splits a value at its pipes and hands each item to f, without the ~ that negates it.
-func items(value string, f func(item string, not bool) error) error {
+// items splits a value at its pipes and hands each item to f, without the ~ that negates it. Nothing between two pipes,
+// before the first and behind the last is an error unless gaps are allowed; nothing but that always is.
+func items(value string, gaps bool, f func(item string, not bool) error) error {
+	some := false
 	for more := true; more; {
 		n := len(value)
 		var item string
 		item, value = cutUnescaped(value, '|')
 		more = len(item) < n // a pipe was there, so another item must be
+		if gaps && item == "" {
+			continue
+		}
 		item, not := strings.CutPrefix(item, "~")
 		if item == "" {
-			return fmt.Errorf("an empty value")
+			return errEmpty
 		}
 		if err := f(item, not); err != nil {
 			return err
 		}
+		some = true
+	}
+	if !some {
+		return errEmpty
 	}
 	return nil
 }
 
+var errEmpty = errors.New("an empty value")
+
 func dnsTypes(value string) (types, nots []uint16, err error) {
-	err = items(value, func(item string, not bool) error {
+	err = items(value, false, func(item string, not bool) error {
 		t, ok := typeCode[strings.ToUpper(item)]
 		if !ok {
 			return fmt.Errorf("%q is not the name of a record type", item)
@@ -215,26 +227,26 @@ func dnsTypes(value string) (types, nots []uint16, err error) {
 }
 
 func clients(value string) (yes, no Clients, err error) {
-	err = items(value, func(item string, not bool) error {
+	err = items(value, true, func(item string, not bool) error {
 		c := &yes
 		if not {
 			c = &no
 		}
 		if q := item[0]; (q == '\'' || q == '"') && len(item) >= 2 && item[len(item)-1] == q {
 			if item = unescape(item[1 : len(item)-1]); item == "" {
-				return fmt.Errorf("an empty value")
+				return errEmpty
 			}
 		} else {
 			item = unescape(item)
-			if a, err := netip.ParseAddr(item); err == nil {
-				a = a.Unmap().WithZone("")
-				c.Prefixes = append(c.Prefixes, netip.PrefixFrom(a, a.BitLen()))
-				return nil
-			}
-			if p, err := netip.ParsePrefix(item); err == nil {
-				c.Prefixes = append(c.Prefixes, p.Masked())
-				return nil
-			}
+		}
+		if a, err := netip.ParseAddr(item); err == nil {
+			a = a.Unmap().WithZone("")
+			c.Prefixes = append(c.Prefixes, netip.PrefixFrom(a, a.BitLen()))
+			return nil
+		}
+		if p, err := netip.ParsePrefix(item); err == nil {
+			c.Prefixes = append(c.Prefixes, p.Masked())
+			return nil
 		}
 		c.Names = append(c.Names, item)
 		return nil
@@ -257,7 +269,7 @@ func clients(value string) (yes, no Clients, err error) {
 }
 
 func tags(value string) (yes, no []string, err error) {
-	err = items(value, func(item string, not bool) error {
+	err = items(value, true, func(item string, not bool) error {
 		for _, c := range []byte(item) {
 			if !('a' <= c && c <= 'z' || '0' <= c && c <= '9' || c == '_') {
 				return fmt.Errorf("%q is not a tag: small letters, digits and underscores", item)
@@ -275,7 +287,7 @@ func tags(value string) (yes, no []string, err error) {
 
 func denyAllow(value string) (names []string, err error) {
 	wild := 0
-	err = items(value, func(item string, not bool) error {
+	err = items(value, false, func(item string, not bool) error {
 		if not {
 			return fmt.Errorf("a negated name")
 		}
@@ -283,11 +295,13 @@ func denyAllow(value string) (names []string, err error) {
 		if a, ok := ascii(item); ok {
 			item = a
 		}
+		// What is no domain is refused, as AdGuard does: the rule would spare nothing and so hold for all names.
 		var buf [256]byte
-		if hostName(&buf, []byte(strings.TrimSuffix(item, ".*"))) == 0 {
+		base, wildcard := strings.CutSuffix(item, ".*")
+		if n := hostName(&buf, []byte(base)); n == 0 || !wildcard && !isDomain(buf[:n]) {
 			return fmt.Errorf("%q is not a host name", item)
 		}
-		if strings.HasSuffix(item, ".*") {
+		if wildcard {
 			if wild++; wild > maxWild {
 				return fmt.Errorf("more than %d names that end in .*", maxWild)
 			}
@@ -349,7 +363,10 @@ func addrRewrite(a netip.Addr) *Rewrite {
 }
 
 func fullRewrite(code, typ, value string) (*Rewrite, error) {
-	rc, ok := rcode[strings.ToUpper(code)]
+	if code = strings.ToUpper(code); code == "NOTIMPL" { // as some spell it
+		code = "NOTIMP"
+	}
+	rc, ok := rcode[code]
 	if !ok {
 		return nil, fmt.Errorf("%q is not a response code", code)
 	}
@@ -395,6 +412,9 @@ func rdata(t uint16, value string) (string, error) {
 		name, err := target(value)
 		if err != nil {
 			return "", err
+		}
+		if written := strings.TrimSuffix(value, "."); strings.EqualFold(name, written) {
+			name = written
 		}
 		return name + ".", nil
 	case typeTXT:
@@ -458,11 +478,14 @@ func svcParam(s string) error {
 	return fmt.Errorf("unknown service parameter %q", key)
 }
 
+// numbers reports whether all of f are numbers of 16 bits, and takes leading zeros off them.
 func numbers(f []string) bool {
-	for _, s := range f {
-		if _, err := strconv.ParseUint(s, 10, 16); err != nil {
+	for i, s := range f {
+		n, err := strconv.ParseUint(s, 10, 16)
+		if err != nil {
 			return false
 		}
+		f[i] = strconv.FormatUint(n, 10)
 	}
 	return true
 }

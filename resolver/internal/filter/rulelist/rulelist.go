@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 8
+	Version = 9
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
@@ -435,8 +435,9 @@ func (p *parser) detect(text []byte) {
 			p.complain(text, "cosmetic rule: nothing for DNS")
 			return
 		}
-		text = trim(text[:hash])
-		blank = -1
+		if isName(text[:hash]) {
+			text, blank = text[:hash], -1
+		}
 	}
 	if blank > 0 {
 		if addr, err := netip.ParseAddr(string(text[:blank])); err == nil {
@@ -446,19 +447,28 @@ func (p *parser) detect(text []byte) {
 		if p.zoneRecord(text) {
 			return
 		}
-		rest := trim(text[blank:])
-		if rest[0] == '#' {
-			text = trim(text[:blank])
-		} else {
+		if trim(text[blank:])[0] != '#' || !isName(text[:blank]) {
 			// Also modifiers with blanks in their values: $client=My Phone.
 			p.adguard(text)
 			return
 		}
+		text = text[:blank]
 	}
 	if p.domain(text) {
 		return
 	}
 	p.adguard(text)
+}
+
+// isName reports whether a word is a domain, or one behind "*.": lists of these have comments at the ends of lines, where
+// patterns have none.
+func isName(word []byte) bool {
+	if a, ok := ascii(string(word)); ok {
+		word = []byte(a)
+	}
+	var buf [256]byte
+	n := hostName(&buf, bytes.TrimPrefix(word, []byte("*.")))
+	return n > 0 && isDomain(buf[:n])
 }
 
 // isCosmetic reports whether s, which begins with #, begins with a separator of cosmetic rules: ##, #@#,
