@@ -934,15 +934,17 @@ func (x *rules) take(s *sight, name []byte) {
 		return
 	}
 	in8, in4 := x.in8, x.in4
-	for from := 0; from < s.size; from += 64 {
+	chars := charset(view(s.buf[max(0, s.size-3):s.size]))
+	for from := 0; from+4 <= s.size; from += 64 {
 		var mask uint64
-		for i := from; i < min(from+64, s.size); i++ {
+		for i := from; i < from+64 && i+4 <= s.size; i++ {
 			w := le64(s.buf[i:])
 			mask |= (in8.has(w) | in4.has(w&math.MaxUint32)) & 1 << (i & 63)
-			s.chars |= 1 << (w & 63)
+			chars |= 1 << (w & 63)
 		}
 		s.inside[from/64&3] = mask
 	}
+	s.chars = chars
 }
 
 // look reports whether any rule may match a name that take has taken in.

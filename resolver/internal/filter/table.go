@@ -475,10 +475,16 @@ func (j *judgement) simple(k kind, exact bool, void uint64, list uint16, line ui
 	j.take(hostRank(f >= rulelist.HostNull6, j.q.Type), j.depth, list, line)
 }
 
+// nearWords is how large a filter is that does not stay near by itself.
+const nearWords = 1 << 13
+
 // fetch begins to fetch the words that may asks.
 func (m *Matcher) fetch(hashes []uint64) {
 	for i := range m.layers {
 		t := m.layers[i].table
+		if len(t.filter) < nearWords {
+			continue
+		}
 		for _, h := range hashes {
 			prefetch(unsafe.Pointer(t.word(max(h, 1))))
 		}
