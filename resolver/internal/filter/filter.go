@@ -395,6 +395,7 @@ type Answer struct {
 
 // Rewrite returns the answer to give for a Result of this Matcher that is Rewritten.
 func (m *Matcher) Rewrite(r *Result, qtype uint16) Answer {
+	defer runtime.KeepAlive(m)
 	var a Answer
 	for _, id := range r.refs[:r.n] {
 		rw := m.rules.rewrite(id)
@@ -415,6 +416,7 @@ func (m *Matcher) Rewrite(r *Result, qtype uint16) Answer {
 // HostAddrs returns the addresses that hosts lines gave, of the family asked for. Those that are neither
 // unspecified nor loopback are what the resolver answers with; otherwise the blocking mode decides.
 func (m *Matcher) HostAddrs(r *Result, qtype uint16) []netip.Addr {
+	defer runtime.KeepAlive(m)
 	var addrs []netip.Addr
 	if r.Verdict != Blocked || qtype != typeA && qtype != typeAAAA {
 		return nil

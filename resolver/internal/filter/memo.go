@@ -45,8 +45,8 @@ func (c *Memo) Match(m *Matcher, name []byte, hashes []uint64, lists *Set, q *Qu
 	if now, ok := m.know(seen, suffixes, hashes, q); ok {
 		c.keep(m, hashes[len(hashes)-1], now)
 	}
+	runtime.KeepAlive(m)
 	if suffixes == 0 && seen == nil {
-		runtime.KeepAlive(m)
 		return Result{}
 	}
 	return m.match(seen, suffixes, name, hashes, lists, q)

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"net/netip"
+	"runtime"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
@@ -27,6 +28,7 @@ func (m *Matcher) WantsServers(lists *Set) (names, addrs bool) {
 // ascending order give the order of draft-vixie-dnsop-dns-rpz. Of lists that disagree rewrites go before exceptions,
 // and these before blocks.
 func (m *Matcher) MatchServers(names []dnsname.Name, addrs []netip.Addr, lists *Set, q *Query) Result {
+	defer runtime.KeepAlive(m)
 	var best Result
 	if w, _ := m.WantsServers(lists); !w {
 		return best
