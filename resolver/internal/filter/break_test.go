@@ -101,6 +101,55 @@ func TestWorkOfRememberingIsBounded(t *testing.T) {
 	}
 }
 
+// Literals that a list's author has chosen so that a hash which he knows puts them all in one place are found in a few
+// steps all the same.
+func TestLiteralsThatCollide(t *testing.T) {
+	const chars = "abcdefghijklmnopqrstuvwxyz0123456789"
+	is := func(b byte) bool { return strings.IndexByte(chars, b) >= 0 }
+	// The low 26 bits of key^key>>29 are the same for all.
+	const low26 = 1<<26 - 1
+	var rules strings.Builder
+	n := 0
+	for i := 0; n < 20_000; i++ {
+		a, b, c, d := chars[i%36], chars[i/36%36], chars[i/36/36%36], chars[i/36/36/36]
+		begin := uint64(a) | uint64(b)<<8 | uint64(c)<<16 | uint64(d)<<24
+		key := begin&(1<<29-1) | ((begin^0x155aa53)&low26)<<29
+		if !is(byte(key>>24)) || !is(byte(key>>32)) || !is(byte(key>>40)) || !is(byte(key>>48)) {
+			continue
+		}
+		for _, e := range []byte(chars) {
+			fmt.Fprintf(&rules, "%s*q\n||%s*q\nx.%s*q\n", literalOf(key, e), literalOf(key, e), literalOf(key, e))
+			n += 3
+		}
+	}
+	m, _ := Compile(&testKey, rules.String())
+	keys := 0
+	for i, mm := range m.rules.maps() {
+		for at := range mm.keys {
+			k := &mm.keys[at]
+			if k.from == k.to {
+				continue
+			}
+			keys++
+			if steps := (uint64(at) - mm.home(k.key)) & uint64(len(mm.keys)-1); steps > 200 {
+				t.Fatalf("in map %d a key is found in %d steps", i, steps)
+			}
+		}
+	}
+	if keys < n/2 {
+		t.Errorf("%d keys of %d rules: the test does not test", keys, n)
+	}
+}
+
+func literalOf(key uint64, last byte) string {
+	var b [8]byte
+	for i := range b {
+		b[i] = byte(key >> (8 * i))
+	}
+	b[7] = last
+	return string(b[:])
+}
+
 // Conditions of thousands of values are searched, not walked, and say what they said.
 func TestConditionsOfManyValues(t *testing.T) {
 	var names, prefixes []string

@@ -293,7 +293,7 @@ func newRules(key *dnsname.Key, set ruleSet, mem *region) *rules {
 		x.all[i].flags &^= isDropped
 	}
 	x.findVoids()
-	x.pack(mem, x.anchor(key))
+	x.pack(key, mem, x.anchor(key))
 	x.sieve()
 	return x
 }
@@ -335,7 +335,7 @@ func (x *rules) maps() [6]*multimap {
 }
 
 // pack makes the multimaps behind all else, in one region.
-func (x *rules) pack(mem *region, pairs [6]pairs) {
+func (x *rules) pack(key *dnsname.Key, mem *region, pairs [6]pairs) {
 	words := wordsFor[rule](len(x.all)) + wordsFor[byte](len(x.texts)) + wordsFor[uint32](len(x.always))
 	for i := range pairs {
 		words += pairs[i].words()
@@ -347,7 +347,7 @@ func (x *rules) pack(mem *region, pairs [6]pairs) {
 	x.lieIn(c, len(x.all), len(x.texts))
 	x.always = move(c, x.always)
 	for i, m := range x.maps() {
-		*m = pairs[i].multimap(c, &x.ruleSet)
+		*m = pairs[i].multimap(c, &x.ruleSet, multiplier(key))
 		pairs[i].mem.free()
 	}
 }
@@ -548,7 +548,7 @@ func (x *rules) anchor(key *dnsname.Key) (found [6]pairs) {
 	}
 	count.mem.free()
 	for i := range found {
-		for _, id := range found[i].settle() {
+		for _, id := range found[i].settle(x.all) {
 			// An expression may hang elsewhere too; a rule that some names would not meet is better met by none.
 			x.all[id].flags |= isDropped
 			x.dropped = append(x.dropped, Dropped{x.all[id].list, x.all[id].line})
@@ -736,7 +736,8 @@ func (x *ruleSet) suffix(r *rule, buf *[256]byte) (labels, n int) {
 type multimap struct {
 	filter []uint64 // a power of two of them
 	shift  uint8    // of a hash, to index filter
-	mask   uint64   // of a hash, to index keys
+	mul    uint64   // odd; see home
+	place  uint8    // how far to shift a product, to index keys
 	keys   []multikey
 	ids    []uint32
 }
@@ -762,20 +763,22 @@ type pairs struct {
 func (p *pairs) add(key uint64, id uint32) { p.all = append(extend(&p.mem, p.all, 1), pair{key, id}) }
 
 // settle puts the pairs in order. It returns the rules that are left out because their key has maxCrowd others.
-func (p *pairs) settle() (over []uint32) {
+func (p *pairs) settle(rules []rule) (over []uint32) {
 	slices.SortStableFunc(p.all, func(a, b pair) int { return cmp.Compare(a.key, b.key) })
 	ps := slices.Compact(p.all)
 	kept := ps[:0]
-	run := 0
-	for _, p := range ps {
-		if len(kept) == 0 || kept[len(kept)-1].key != p.key {
-			run = 0
+	for i, n := 0, 0; i < len(ps); i = n {
+		for n = i + 1; n < len(ps) && ps[n].key == ps[i].key; n++ {
 		}
-		if run++; run > maxCrowd {
-			over = append(over, p.id)
-			continue
+		crowd := ps[i:n]
+		if len(crowd) > maxCrowd {
+			takeTurns(crowd, rules)
+			for _, p := range crowd[maxCrowd:] {
+				over = append(over, p.id)
+			}
+			crowd = crowd[:maxCrowd]
 		}
-		kept = append(kept, p)
+		kept = append(kept, crowd...)
 	}
 	p.all = kept
 	for i := range kept {
@@ -784,6 +787,22 @@ func (p *pairs) settle() (over []uint32) {
 		}
 	}
 	return over
+}
+
+// takeTurns puts rules in such an order that each list has its first before any has its second, and so on: a list whose
+// author has crowded a key loses by that, and no other.
+func takeTurns(crowd []pair, rules []rule) {
+	slices.SortFunc(crowd, func(a, b pair) int {
+		r, o := &rules[a.id], &rules[b.id]
+		return cmp.Or(cmp.Compare(r.list, o.list), cmp.Compare(r.line, o.line), cmp.Compare(a.id, b.id))
+	})
+	turns, had := make(map[uint32]int, len(crowd)), [MaxLists]int{}
+	for _, p := range crowd {
+		list := rules[p.id].list
+		turns[p.id] = had[list]
+		had[list]++
+	}
+	slices.SortStableFunc(crowd, func(a, b pair) int { return cmp.Compare(turns[a.id], turns[b.id]) })
 }
 
 // size returns the lengths of the multimap's filter and keys.
@@ -802,14 +821,14 @@ func (p *pairs) words() int {
 }
 
 // multimap makes one in the next of some memory, which is zero, for the rules of x.
-func (p *pairs) multimap(c *cutter, x *ruleSet) (m multimap) {
+func (p *pairs) multimap(c *cutter, x *ruleSet, mul uint64) (m multimap) {
 	filter, keys := p.size()
 	if keys == 0 {
 		return m
 	}
 	ps := p.all
 	m = multimap{filter: c.words(filter), shift: uint8(64 - bits.TrailingZeros(uint(filter))), keys: cut[multikey](c, keys), ids: cut[uint32](c, len(ps))}
-	m.mask = uint64(keys - 1)
+	m.setPlaces(mul)
 	for i := 0; i < len(ps); {
 		k := multikey{key: ps[i].key, pairs: ^uint64(0), from: uint32(i)}
 		for ; i < len(ps) && ps[i].key == k.key; i++ {
@@ -819,14 +838,29 @@ func (p *pairs) multimap(c *cutter, x *ruleSet) (m multimap) {
 		k.to = uint32(i)
 		h := spread(k.key)
 		m.filter[h>>(m.shift&63)&uint64(len(m.filter)-1)] |= filterBits(h)
-		at := h >> 8 & m.mask
+		at := m.home(k.key)
 		for m.keys[at].from != m.keys[at].to {
-			at = (at + 1) & m.mask
+			at = m.after(at)
 		}
 		m.keys[at] = k
 	}
 	return m
 }
+
+// setPlaces says where keys are looked for.
+func (m *multimap) setPlaces(mul uint64) {
+	m.mul, m.place = mul, uint8(64-bits.Len(uint(max(len(m.keys), 1)-1)))
+}
+
+// multiplier is what decides where keys are kept.
+func multiplier(key *dnsname.Key) uint64 { return key.Start().Word(spread8).Sum() | 1 }
+
+// home is where the search for a key begins. Whoever writes rules chooses the keys, but not where they come to lie: the
+// multiplier is secret, and of two keys that do not depend on it the upper bits agree as rarely as by chance.
+func (m *multimap) home(key uint64) uint64 { return (key ^ key>>29) * m.mul >> m.place }
+
+// after is the place behind one.
+func (m *multimap) after(at uint64) uint64 { return (at + 1) & uint64(len(m.keys)-1) }
 
 // spread makes the upper bits of a key's hash good ones.
 func spread(key uint64) uint64 { return (key ^ key>>29) * spread8 }
@@ -858,7 +892,7 @@ func (m *multimap) find(key, pairs uint64) []uint32 {
 	if len(m.ids) == 0 {
 		return nil
 	}
-	for at := spread(key) >> 8 & m.mask; ; at = (at + 1) & m.mask {
+	for at := m.home(key); ; at = m.after(at) {
 		k := &m.keys[at]
 		if k.from == k.to {
 			return nil

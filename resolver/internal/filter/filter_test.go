@@ -289,6 +289,45 @@ func TestCrowd(t *testing.T) {
 	}
 }
 
+// TestCrowdOfAnother has a list crowd the literals by which another's rules are found: it is its own rules that are left
+// out, whichever list came first.
+func TestCrowdOfAnother(t *testing.T) {
+	var crowd strings.Builder
+	for i := range 3 * maxCrowd {
+		fmt.Fprintf(&crowd, "a%d*adserver\n", i)
+		fmt.Fprintf(&crowd, "a%d*b.c.d^\n", i)
+	}
+	const other = "adserver*x\n@@||fine.adserver*y\n*.b.c.d^$dnstype=A\n"
+	for _, first := range []int{1, 2} {
+		b := NewBuilder(&testKey)
+		for _, list := range []int{first, 3 - first} {
+			if _, err := b.Add(list, strings.NewReader([]string{1: crowd.String(), 2: other}[list])); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := b.Build(nil)
+		for i := range 2 {
+			for query, want := range map[string]string{"adserverx A": "blocked 1", "fine.adservery A": "allowed 2", "q.b.c.d A": "blocked 3"} {
+				if got := judge(t, m, &Set{1 << 2}, query); got != want {
+					t.Errorf("list %d first: %s is %s, want %s", first, query, got, want)
+				}
+			}
+			for _, d := range m.Dropped() {
+				if d.List != 1 {
+					t.Errorf("list %d first: line %d of list %d is left out", first, d.Line, d.List)
+				}
+			}
+			if i == 0 { // the list that crowds comes again, beside the other's rules of before
+				b := NewBuilder(&testKey)
+				if _, err := b.Add(1, strings.NewReader(crowd.String())); err != nil {
+					t.Fatal(err)
+				}
+				m = b.Build(m)
+			}
+		}
+	}
+}
+
 func TestEmpty(t *testing.T) {
 	m := NewBuilder(&testKey).Build(nil)
 	if got := judge(t, m, nil, "a.example A"); got != "none" {

@@ -38,7 +38,7 @@ import (
 
 const (
 	indexMagic  = 0x5178_6465_6369_6c53 // "Sliced" and more, little-endian
-	indexFormat = 3
+	indexFormat = 4
 	indexHead   = 24 + sha256.Size
 	// maxPreamble bounds the preamble: 512 hashes, and a hundred numbers a layer.
 	maxPreamble = 1 << 20
@@ -317,7 +317,7 @@ func decode(key *dnsname.Key, pre []byte, mem *region) (*Matcher, *[MaxLists]ID,
 	for i, mm := range x.maps() {
 		part := &p.Rules.Maps[i]
 		mm.shift, mm.filter, mm.keys, mm.ids = part.Shift, c.words(part.Filter), cut[multikey](c, part.Keys), cut[uint32](c, part.IDs)
-		mm.mask = uint64(max(len(mm.keys), 1) - 1)
+		mm.setPlaces(multiplier(key))
 	}
 	var err error
 	if x.mores, err = parseMores(cut[byte](c, p.Mores)); err != nil {

@@ -112,9 +112,9 @@ func (m *Matcher) rewrites(j *judgement, hash uint64, exact bool) {
 	if len(x.ids) == 0 {
 		return
 	}
-	at := spread(hash) >> 8 & x.mask
+	at := x.home(hash)
 	for x.keys[at].from != x.keys[at].to && x.keys[at].key != hash {
-		at = (at + 1) & x.mask
+		at = x.after(at)
 	}
 	for _, id := range x.ids[x.keys[at].from:x.keys[at].to] {
 		r := &m.rules.all[id]
