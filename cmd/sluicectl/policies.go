@@ -160,6 +160,9 @@ answered by block_ipv4 and block_ipv6, and has no data where these are not set.`
 			if err != nil {
 				return err
 			}
+			for _, w := range resp.Warnings {
+				a.note("warning: %s", clean(w)) // of -o json the object has them
+			}
 			return ch.done(c.Context(), resp)
 		})
 		// The service knows which keys there are, perhaps more than we do; we only help to find them.

@@ -59,6 +59,22 @@ func write(t *testing.T, text string) string {
 // revisions are never the same; times neither.
 var volatile = regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`)
 
+// What is stored and has no effect for now is said, to programs in the object.
+func TestSettingsWithoutEffect(t *testing.T) {
+	sh := startBizlogic(t)
+	sh.ok("user", "create", "ann")
+	for _, c := range []struct{ assignments, out, errs string }{
+		{"categories+=malware", `{"revision":`, "warning: category malware holds no list"},
+		{"mode=custom_ip -o json", `"warnings":["mode is custom_ip, and neither `, ""},
+		{"mode= categories=", `{"revision":`, ""},
+	} {
+		code, out, errs := sh.run(append([]string{"policy", "set", "ann"}, strings.Fields(c.assignments)...)...)
+		if code != 0 || !strings.Contains(out, c.out) || !strings.Contains(errs, c.errs) || (errs == "") != (c.errs == "") {
+			t.Errorf("%s: exit %d, %q, %q", c.assignments, code, out, errs)
+		}
+	}
+}
+
 func TestService(t *testing.T) {
 	sh := startBizlogic(t)
 	revision := func(out string) (n uint64) {

@@ -101,6 +101,7 @@ func (a policyServer) SetSettings(ctx context.Context, req *adminv1.SetSettingsR
 		return nil, err
 	}
 	var unchanged uint64
+	var warnings []string
 	revision, err := a.s.change(ctx, func(v *view) error {
 		o, err := v.owner(t)
 		if err != nil {
@@ -115,12 +116,16 @@ func (a policyServer) SetSettings(ctx context.Context, req *adminv1.SetSettingsR
 				return err
 			}
 		}
-		return o.put()
+		if err := o.put(); err != nil {
+			return err
+		}
+		warnings, err = v.idle(o, req.GetAssignments())
+		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.SetSettingsResponse{Revision: cmp.Or(revision, unchanged), Dataset: t.dataset()}, nil
+	return &adminv1.SetSettingsResponse{Revision: cmp.Or(revision, unchanged), Dataset: t.dataset(), Warnings: warnings}, nil
 }
 
 func (v *view) putPolicy(id string, p *userv1.Policy) error {

@@ -1797,7 +1797,9 @@ type SetSettingsResponse struct {
 	// Revision of the commit; of the record as it is when nothing had to change.
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Kind of dataset.
-	Dataset       string `protobuf:"bytes,2,opt,name=dataset,proto3" json:"dataset,omitempty"`
+	Dataset string `protobuf:"bytes,2,opt,name=dataset,proto3" json:"dataset,omitempty"`
+	// What was stored and has no effect for now, and what would give it one; for people.
+	Warnings      []string `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1844,6 +1846,13 @@ func (x *SetSettingsResponse) GetDataset() string {
 		return x.Dataset
 	}
 	return ""
+}
+
+func (x *SetSettingsResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
 }
 
 // GetRulesRequest names a target.
@@ -4637,10 +4646,11 @@ const file_admin_v1_service_proto_rawDesc = "" +
 	"Assignment\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x128\n" +
 	"\toperation\x18\x02 \x01(\x0e2\x1a.sluice.admin.v1.OperationR\toperation\x12\x14\n" +
-	"\x05value\x18\x03 \x01(\tR\x05value\"K\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\"g\n" +
 	"\x13SetSettingsResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x18\n" +
-	"\adataset\x18\x02 \x01(\tR\adataset\")\n" +
+	"\adataset\x18\x02 \x01(\tR\adataset\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\")\n" +
 	"\x0fGetRulesRequest\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\tR\x06target\"B\n" +
 	"\x10GetRulesResponse\x12\x12\n" +
