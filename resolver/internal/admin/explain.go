@@ -118,9 +118,15 @@ func (e *explanation) identify(q *query.Query) (string, error) {
 		}
 		device = info.Devices[0]
 	}
-	status := p.Users.LookupDevice(&device, &c.Profile)
-	if status != usercache.Found {
-		return "", fmt.Errorf("%w: device %q is not served by its user's settings: %v", ErrRefused, device, status)
+	switch status := p.Users.LookupDevice(&device, &c.Profile); status {
+	case usercache.Found:
+	case usercache.Unknown, usercache.NotReady:
+		return "", fmt.Errorf("device %q of user %q: %w at this resolver, which is at revision %d%s", device, who.User, ErrNotFound,
+			p.Users.Dataset(usercache.Users).Status().Revision, theDevices(info.Devices))
+	case usercache.Disabled:
+		return "", fmt.Errorf("%w: user %q is disabled, so that device %q is answered as a stranger (disabled=false)", ErrRefused, who.User, device)
+	case usercache.Unusable:
+		return "", fmt.Errorf("%w: the settings of user %q, or of the policy, cannot be used by this resolver, so that device %q is answered as users.when_cold says", ErrRefused, who.User, device)
 	}
 	if c.Profile.UserID != who.User {
 		return "", fmt.Errorf("device %q of user %q: %w; it is user %q's", device, who.User, ErrNotFound, c.Profile.UserID)
@@ -131,6 +137,22 @@ func (e *explanation) identify(q *query.Query) (string, error) {
 		detail += ", policy " + info.Policy
 	}
 	return detail, nil
+}
+
+// theDevices names some of a user's devices, for who asked for another.
+func theDevices(ids []usercache.DeviceID) string {
+	const most = 8
+	if len(ids) == 0 {
+		return "; the user has no device"
+	}
+	var names []string
+	for _, id := range ids[:min(len(ids), most)] {
+		names = append(names, id.String())
+	}
+	if more := len(ids) - most; more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	return "; there are " + strings.Join(names, ", ")
 }
 
 // An explanation collects steps. The path may go on in another goroutine after the answer, so that it has a lock and

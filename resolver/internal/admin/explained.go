@@ -271,6 +271,15 @@ func (x explainedPolicy) leftOut(q *query.Query) {
 		x.e.note("own rules", "none", "some text of the user's has not reached this resolver yet; the one before counts, if it is known, or nothing", "")
 	}
 	cat, p := x.e.p.Users.Catalogue(), &q.Client.Profile
+	var empty []string
+	for _, c := range cat.Categories {
+		if c.Lists == (usercache.ListSet{}) && p.Categories.Has(c.Number) {
+			empty = append(empty, c.ID)
+		}
+	}
+	if len(empty) > 0 {
+		x.e.note("lists", "none", "the settings have categories that hold no list, and so no effect: "+strings.Join(empty, ", "), "lists for them: sluicectl category set "+empty[0]+" lists+=LIST")
+	}
 	for _, id := range x.Missing() {
 		if n, ok := cat.ListNumber(id); ok && (p.Lists.Has(n) || p.Threats.Has(n)) {
 			x.e.put(&adminv1.ExplainStep{Step: "lists", Verdict: "none", List: id,
@@ -352,6 +361,10 @@ func (x explainedRender) Block(q *query.Query, b *query.Block, out []byte) int {
 			what = map[uint16]string{dnswire.TypeA: "0.0.0.0", dnswire.TypeAAAA: "::"}[q.Question.Type]
 			if b.Mode == query.BlockCustom {
 				what = map[uint16]string{dnswire.TypeA: b.IPv4.String(), dnswire.TypeAAAA: b.IPv6.String()}[q.Question.Type]
+			}
+		} else if b.Mode == query.BlockCustom {
+			if unset := map[uint16]string{dnswire.TypeA: "block_ipv4", dnswire.TypeAAAA: "block_ipv6"}[q.Question.Type]; unset != "" {
+				what += " (mode is custom_ip, and " + unset + " is not set)"
 			}
 		}
 	}

@@ -200,8 +200,10 @@ func newUsers(t *testing.T) (*usercache.Cache, func([32]byte) ([]byte, bool)) {
 		}
 	}
 	put(usercache.CatalogueKind, map[string]proto.Message{
-		"list/oisd":    &userv1.List{Name: "OISD", Number: 4, Sha256: sum[:], Size: uint64(len(text))},
-		"service/chat": &userv1.Service{Name: "Chat", Rules: []string{"||chat.example^", "||chat.test^"}},
+		"list/oisd":      &userv1.List{Name: "OISD", Number: 4, Sha256: sum[:], Size: uint64(len(text))},
+		"service/chat":   &userv1.Service{Name: "Chat", Rules: []string{"||chat.example^", "||chat.test^"}},
+		"category/games": &userv1.Category{Number: 1},
+		"category/full":  &userv1.Category{Number: 2, Lists: []string{"oisd"}},
 		"policy/kid": &userv1.Policy{Settings: &userv1.Settings{
 			Lists: &userv1.StringSet{Values: []string{"oisd"}}, Services: &userv1.StringSet{Values: []string{"chat"}}}},
 	})
@@ -212,6 +214,11 @@ func newUsers(t *testing.T) (*usercache.Cache, func([32]byte) ([]byte, bool)) {
 		"bob": &userv1.User{},
 		"eve": &userv1.User{Devices: []*userv1.Device{{Id: "pad"}}, Settings: &userv1.Settings{RateLimit: proto.Uint32(5), RateBurst: proto.Uint32(7),
 			AllowNetworks: &userv1.StringSet{Values: []string{"192.0.2.0/24"}}, DenyNetworks: &userv1.StringSet{Values: []string{"192.0.2.128/25"}}}},
+		"kim": &userv1.User{Devices: []*userv1.Device{{Id: "kit"}}, Rules: &userv1.Rules{Body: &userv1.Rules_Text{Text: []byte("||bad.example^\n")}, Rules: 1},
+			Settings: &userv1.Settings{Categories: &userv1.StringSet{Values: []string{"games", "full"}}, Mode: userv1.BlockMode_BLOCK_MODE_CUSTOM_IP, BlockIpv6: proto.String("2001:db8::1"),
+				Unblocks: &userv1.UnblockSet{Values: []*userv1.Unblock{{Name: "free.example"}, {Name: "lent.example", Subtree: true, Until: 32503680000}}}}},
+		"off": &userv1.User{Disabled: true, Devices: []*userv1.Device{{Id: "out"}}},
+		"odd": &userv1.User{Policy: "gone", Devices: []*userv1.Device{{Id: "ends"}}},
 		"zoe": &userv1.User{Devices: []*userv1.Device{{Id: "web", DohOnly: true, TokenSha256: [][]byte{make([]byte, 32)}}}},
 	})
 	return c, func(s [32]byte) ([]byte, bool) { return text, s == sum }
@@ -310,13 +317,34 @@ func TestExplain(t *testing.T) {
 	if got := explain(t, p, "ann", "old.example", nil); !strings.Contains(got, "rewrite, rewritten") || !strings.Contains(got, "the question is now ads.example.") || !strings.HasSuffix(got, "lists-=oisd]\n") {
 		t.Errorf("a rewrite:\n%s", got)
 	}
-	for target, code := range map[string]codes.Code{"nobody": codes.NotFound, "ann/tv": codes.FailedPrecondition, "bob": codes.FailedPrecondition, "bob/phone": codes.NotFound} {
+	// What has no effect, and for how long something has.
+	const idle = `lists, none, "" 0 "", the settings have categories that hold no list, and so no effect: games [lists for them: sluicectl category set games lists+=LIST]` + "\n"
+	for name, want := range map[string]string{
+		"bad.example":    `bad.example; answered no data (mode is custom_ip, and block_ipv4 is not set), TTL 10`,
+		"free.example":   `unblocks has free.example [`,
+		"x.lent.example": `unblocks has *.lent.example until 3000-01-01T00:00:00Z [`,
+	} {
+		if got := explain(t, p, "kim", name, nil); !strings.Contains(got, idle) || !strings.Contains(got, want) {
+			t.Errorf("%s:\n%swant %q", name, got, want)
+		}
+	}
+	for target, want := range map[string]struct {
+		code codes.Code
+		says string
+	}{
+		"nobody": {codes.NotFound, `user "nobody"`}, "ann/tv": {codes.NotFound, `device "tv" of user "ann"`}, "bob/tv": {codes.NotFound, "the user has no device"},
+		"bob": {codes.FailedPrecondition, "has no device"}, "bob/phone": {codes.NotFound, `it is user "ann"'s`},
+		"off": {codes.FailedPrecondition, `user "off" is disabled`}, "odd": {codes.FailedPrecondition, "cannot be used"},
+	} {
 		who, err := ParseTarget(target)
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, err = p.Explain(t.Context(), Asking{Who: who, Name: dnsname.MustParse("ads.example."), Type: 1})
-		wantError(t, target, coded(err), code, "")
+		wantError(t, target, coded(err), want.code, "")
+		if err == nil || !strings.Contains(err.Error(), want.says) {
+			t.Errorf("%s: %v, want %q", target, err, want.says)
+		}
 	}
 }
 
@@ -421,7 +449,7 @@ func explain(t *testing.T, p Policies, target, name string, edit func(*Asking)) 
 func TestShowDataset(t *testing.T) {
 	users, _ := newUsers(t)
 	m := ShowDataset(users.Dataset(usercache.Users))
-	if m.Kind != "users" || m.Revision != 9 || m.Records != 4 || m.Totals.Users != 4 || m.Totals.Devices != 3 || len(m.Root) != 64 || m.Dataset != "01"+strings.Repeat("0", 30) {
+	if m.Kind != "users" || m.Revision != 9 || m.Records != 7 || m.Totals.Users != 7 || m.Totals.Devices != 6 || len(m.Root) != 64 || m.Dataset != "01"+strings.Repeat("0", 30) {
 		t.Errorf("%v", m)
 	}
 }

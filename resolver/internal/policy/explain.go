@@ -2,6 +2,7 @@ package policy
 
 import (
 	"strings"
+	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
 	"github.com/sluice-dns/sluice/resolver/internal/filter"
@@ -35,6 +36,9 @@ const (
 	CatalogueList
 	ServiceRules
 )
+
+// instant writes Unix seconds.
+func instant(t int64) string { return time.Unix(t, 0).UTC().Format(time.RFC3339) }
 
 // step notes what decided, where there is no rule to name.
 func (j *judge) step(why query.Why, kind query.VerdictKind, detail, change string) {

@@ -351,7 +351,7 @@ func (j *judge) filtering() bool {
 	now := clock.Wall()
 	if now.Unix() < p.PausedUntil {
 		if j.trace != nil {
-			j.step(WhyOff, query.Pass, "filtering is paused until "+time.Unix(p.PausedUntil, 0).UTC().Format(time.RFC3339), "paused_until=0")
+			j.step(WhyOff, query.Pass, "filtering is paused until "+instant(p.PausedUntil), "paused_until=0")
 		}
 		return false
 	}
@@ -467,7 +467,11 @@ func (j *judge) early(n *name) query.Verdict {
 	}
 	if u := j.own.unblocked(n.text); u != nil {
 		if j.trace != nil {
-			j.step(WhyUnblocked, query.Allowed, "unblocks has "+u.text, "unblocks-="+u.text)
+			until := ""
+			if u.until != 0 {
+				until = " until " + instant(u.until)
+			}
+			j.step(WhyUnblocked, query.Allowed, "unblocks has "+u.text+until, "unblocks-="+u.text)
 		}
 		return query.Verdict{Kind: query.Allowed, Why: WhyUnblocked}
 	}
