@@ -207,6 +207,13 @@ func TestSwitches(t *testing.T) {
 		{"of an excepted name", "nas.corp.example.", "nas.corp.example. A 192.168.1.1", false, "pass by nothing"},
 		{"behind an alias to an excepted name", "a.example.", "a.example. CNAME nas.corp.example.\nnas.corp.example. A 192.168.1.1", false, "blocked by rebinding protection mode 0"},
 		{"IPv4-mapped", "a.example.", "a.example. AAAA ::ffff:10.0.0.1", false, "blocked by rebinding protection mode 0"},
+		{"behind NAT64", "a.example.", "a.example. AAAA 64:ff9b::10.0.0.1", false, "blocked by rebinding protection mode 0"},
+		{"behind NAT64, public", "a.example.", "a.example. AAAA 64:ff9b::203.0.113.1", false, "pass by nothing"},
+		{"behind 6to4", "a.example.", "a.example. AAAA 2002:c0a8:101::1", false, "blocked by rebinding protection mode 0"},
+		{"IPv4-compatible", "a.example.", "a.example. AAAA ::127.0.0.1", false, "blocked by rebinding protection mode 0"},
+		{"of this network", "a.example.", "a.example. A 0.1.2.3", false, "blocked by rebinding protection mode 0"},
+		{"site-local", "a.example.", "a.example. AAAA fec0::1", false, "blocked by rebinding protection mode 0"},
+		{"public IPv6", "a.example.", "a.example. AAAA 2600::1", false, "pass by nothing"},
 		{"in a hint", "a.example.", "a.example. HTTPS 1 . ipv6hint=fd00::1", false, "blocked by rebinding protection mode 0"},
 		{"of local data", "a.example.", "a.example. A 192.168.1.1", true, "pass by nothing"},
 	} {

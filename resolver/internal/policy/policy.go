@@ -826,14 +826,35 @@ func (j *judge) mayBePrivate() bool {
 	return j.q.Turn.Local || d != nil && d.RebindingExceptions.Has(string(j.q.Question.Name))
 }
 
-// special reports addresses that a public name should not have: private, loopback, link-local, shared
-// (RFC 6890 and 6598), and such ones inside IPv6.
+// special reports addresses that a public name should not have: private, loopback, link-local, shared, of "this"
+// network, site-local (RFC 6890, 6598 and 3879), and such ones inside IPv6.
 func special(a netip.Addr) bool {
 	a = a.Unmap()
-	return a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || shared.Contains(a)
+	if a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() {
+		return true
+	}
+	for _, p := range specials {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	if !a.Is6() {
+		return false
+	}
+	b := a.As16()
+	switch {
+	case nat64.Contains(a), compatible.Contains(a):
+		return special(netip.AddrFrom4([4]byte(b[12:])))
+	case sixToFour.Contains(a):
+		return special(netip.AddrFrom4([4]byte(b[2:6])))
+	}
+	return false
 }
 
-var shared = netip.MustParsePrefix("100.64.0.0/10")
+var specials = [...]netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("fec0::/10")}
+
+// IPv6 addresses that lead to an IPv4 address in them (RFC 6052, 4291 section 2.5.5.1 and 3056).
+var nat64, compatible, sixToFour = netip.MustParsePrefix("64:ff9b::/96"), netip.MustParsePrefix("::/96"), netip.MustParsePrefix("2002::/16")
 
 // A source is the matcher that a result is of; i tells which of several of its kind it is, for explanations.
 type source struct {
