@@ -16,8 +16,8 @@
 // counts if nobody has the MAC address: the line is known before the telephone on it is.
 //
 // Ids are case-insensitive. A device id that is malformed, or unknown, over an encrypted transport is refused
-// or treated as the operator says of strangers, and never taken for another user's. A dedicated address without
-// a device gets no answer. While the user data is not there (usercache.NotReady) or a user's record cannot be
+// or treated as the operator says of strangers, and never taken for another user's; query.Client.Misnamed tells that
+// somebody is who seems to have meant to be known. A dedicated address without a device gets no answer. While the user data is not there (usercache.NotReady) or a user's record cannot be
 // used, the cold policy answers; "anonymous, unfiltered" does not exist then.
 //
 // An unknown id with a hyphen may be that of a device to be made, if its user has automatic devices: it is given
@@ -109,6 +109,7 @@ func New(o Options) *Identifier {
 func (i *Identifier) Identify(q *query.Query) query.RefuseReason {
 	p := &q.Client.Profile
 	f := i.find(q, p)
+	q.Client.Misnamed = f.byID && (f.status == usercache.Unknown || f.status == usercache.Disabled)
 	switch {
 	case f.malformed:
 		return query.RefuseDevice
@@ -174,6 +175,7 @@ func (i *Identifier) unidentified(p *usercache.Profile, choice string, why query
 type finding struct {
 	status    usercache.Status
 	named     bool // the client, or a relay, named a device
+	byID      bool // by its id
 	malformed bool // what it named can be no device's
 	dedicated bool // the address asked belongs to devices
 }
@@ -198,7 +200,7 @@ func (i *Identifier) find(q *query.Query, p *usercache.Profile) finding {
 			if s == usercache.Unknown && i.o.Propose != nil && q.AuthDevice == "" && q.AuthSecret == "" && strings.IndexByte(name, '-') > 0 {
 				i.o.Propose(id)
 			}
-			return finding{status: s, named: true}
+			return finding{status: s, named: true, byID: true}
 		}
 	}
 	src := q.Source.Addr()

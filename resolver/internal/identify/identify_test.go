@@ -139,6 +139,33 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
+// Strangers who are served are told apart from those who gave an id that nobody has.
+func TestMisnamed(t *testing.T) {
+	dir := directory{devices: map[string]string{"id:path": "path", "src:192.0.2.1": "linked"}}
+	i := New(Options{Directory: &dir, ServerNames: []string{"dns.example.net"}, Stranger: Serve, Relays: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}})
+	linked, relay := netip.MustParseAddrPort("192.0.2.1:5000"), netip.MustParseAddrPort("198.51.100.1:5000")
+	for name, c := range map[string]struct {
+		q        query.Query
+		status   usercache.Status // of who is not in the directory
+		misnamed bool
+	}{
+		"an unknown path":            {query.Query{Transport: query.DoH, PathDevice: "nobody"}, usercache.Unknown, true},
+		"an unknown server name":     {query.Query{Transport: query.DoT, ServerName: "nobody.dns.example.net", Source: linked}, usercache.Unknown, true},
+		"an unknown user":            {query.Query{Transport: query.DoH, AuthDevice: "nobody", AuthSecret: "x"}, usercache.Unknown, true},
+		"a disabled user's":          {query.Query{Transport: query.DoH, PathDevice: "nobody"}, usercache.Disabled, true},
+		"a known path":               {query.Query{Transport: query.DoH, PathDevice: "path"}, usercache.Unknown, false},
+		"the bare server name":       {query.Query{Transport: query.DoT, ServerName: "dns.example.net"}, usercache.Unknown, false},
+		"nothing":                    {query.Query{Transport: query.DoH, Source: linked}, usercache.Unknown, false},
+		"a relay's box that is none": {query.Query{Source: relay, EDNS: query.EDNS{CPE: []byte("line-8")}}, usercache.Unknown, false},
+	} {
+		dir.status = c.status
+		c.q.Client.Misnamed = !c.misnamed // of an earlier attempt
+		if why := i.Identify(&c.q); why != query.NotRefused || c.q.Client.Misnamed != c.misnamed {
+			t.Errorf("%s: %v, misnamed: %v", name, why, c.q.Client.Misnamed)
+		}
+	}
+}
+
 func FuzzMACText(f *testing.F) {
 	f.Add(uint16(65001), []byte{10, 11, 12, 13, 14, 15})
 	f.Add(uint16(65073), []byte("0A:0b-0c0d.0e0f"))

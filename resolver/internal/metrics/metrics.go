@@ -190,6 +190,7 @@ var (
 	verdicts   = desc("verdicts_total", "Queries by what policy said of them.", "verdict")
 	hits       = desc("cache_hits_total", "Queries answered from the caches.")
 	misses     = desc("cache_misses_total", "Queries for which something had to be resolved.")
+	misnamed   = desc("misnamed_total", "Queries that gave the id of a device which nobody has, or whose user is disabled, and were served as a stranger's, as the configuration says.")
 	silent     = desc("silent_total", "Queries that got no response on purpose.")
 	lostEvents = desc("events_dropped_total", "Events for logs and refreshing that were dropped because their ring was full.")
 
@@ -254,7 +255,7 @@ var (
 
 var descs = []*prometheus.Desc{
 	listHits, listRules, listUpdated, untried,
-	buildInfo, queries, refused, verdicts, hits, misses, silent, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
+	buildInfo, queries, refused, verdicts, hits, misses, silent, misnamed, lostEvents, flights, waiting, panics, connections, accepted, handshakes,
 	dropped, upstream, upstreamTCP, upstreamEnds, upstreamLocal, upstreamJoined,
 	validated, signatures, verifying, verifyingMost, negativeAnchors, forwarded, forwardAsked, forwardEnds, forwardSRTT, forwardResting,
 	cacheEntries, cacheBytes, cacheBudget, cacheEvictions, users, overlay,
@@ -366,7 +367,7 @@ func (c *collector) workers(o out) {
 	var byCode [query.NumTransports][len(rcodes)]uint64
 	var byVerdict [query.NumVerdictKind]uint64
 	var byReason [query.NumRefuseReason]uint64
-	var hit, miss, none, lost uint64
+	var hit, miss, none, unknown, lost uint64
 	for _, w := range c.s.Workers() {
 		k := &w.Counters
 		for t := range k.Queries {
@@ -381,6 +382,7 @@ func (c *collector) workers(o out) {
 			byReason[i] += k.Refused[i].Load()
 		}
 		hit, miss, none = hit+k.Hits.Load(), miss+k.Misses.Load(), none+k.Dropped.Load()
+		unknown += k.Misnamed.Load()
 		if w.Ring != nil {
 			lost += w.Ring.Dropped()
 		}
@@ -401,6 +403,7 @@ func (c *collector) workers(o out) {
 	o.counter(hits, hit)
 	o.counter(misses, miss)
 	o.counter(silent, none)
+	o.counter(misnamed, unknown)
 	o.counter(lostEvents, lost)
 }
 

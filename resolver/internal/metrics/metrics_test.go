@@ -27,12 +27,14 @@ func full() Sources {
 			c.Refused[query.RefuseRate].Store(7)
 			c.Hits.Store(11)
 			c.Dropped.Store(7)
+			c.Misnamed.Store(4)
 		}),
 		newWorker(func(c *query.Counters) {
 			c.Queries[query.UDP][0].Store(100)
 			c.Refused[query.RefuseCold].Store(1)
 			c.Hits.Store(1000)
 			c.Misses.Store(13)
+			c.Misnamed.Store(5)
 			c.Lists[7].Store(120)
 		}),
 	}
@@ -268,12 +270,15 @@ sluice_upstream_outcomes_total{outcome="unreachable"} 35
 # HELP sluice_limit Limits in force, in the unit of each.
 # TYPE sluice_limit gauge
 sluice_limit{name="cache"} 71
+# HELP sluice_misnamed_total Queries that gave the id of a device which nobody has, or whose user is disabled, and were served as a stranger's, as the configuration says.
+# TYPE sluice_misnamed_total counter
+sluice_misnamed_total 9
 # HELP sluice_rules_untried_total Questions and answers that were judged without trying all rules, because that would have taken too long. Whose: lists, services and shared policies, or what users wrote; sluicectl explain says it of a name.
 # TYPE sluice_rules_untried_total counter
 sluice_rules_untried_total{whose="operator"} 123
 sluice_rules_untried_total{whose="user"} 124
 `
-	err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_events_dropped_total", "sluice_listener_dropped_total", "sluice_upstream_outcomes_total", "sluice_limit", "sluice_rules_untried_total")
+	err := testutil.GatherAndCompare(reg, strings.NewReader(want), "sluice_events_dropped_total", "sluice_listener_dropped_total", "sluice_upstream_outcomes_total", "sluice_limit", "sluice_rules_untried_total", "sluice_misnamed_total")
 	if err != nil {
 		t.Error(err)
 	}

@@ -792,6 +792,8 @@ func (p *Pipeline) count(w *query.Worker, q *query.Query, n int, after query.Aft
 	}
 	if q.Outcome.Refused != query.NotRefused {
 		query.Inc(&c.Refused[q.Outcome.Refused])
+	} else if q.Client.Misnamed {
+		query.Inc(&c.Misnamed)
 	}
 	if q.Outcome.Hit {
 		query.Inc(&c.Hits)

@@ -311,6 +311,26 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// Who gave an id that nobody has, and is served all the same, is counted once, whatever way the query takes; who is refused
+// counts as that alone.
+func TestMisnamedClients(t *testing.T) {
+	for why, want := range map[query.RefuseReason]uint64{query.NotRefused: 1, query.RefuseDevice: 0} {
+		ctx, cancel := context.WithCancel(t.Context())
+		p := start(t, ctx, &stages{identify: func(q *query.Query) query.RefuseReason { q.Client.Misnamed = true; return why }}, Options{})
+		w := p.NewWorker()
+		ask(t, p, w, "www.example.", nil) // which is resolved
+		n := uint64(0)
+		for _, w := range p.Workers() {
+			n += w.Counters.Misnamed.Load()
+		}
+		if n != want {
+			t.Errorf("%v: counted %d times, want %d", why, n, want)
+		}
+		cancel()
+		p.Close()
+	}
+}
+
 func TestQuestionsNotForUs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	p := start(t, ctx, &stages{}, Options{})

@@ -18,6 +18,9 @@ type Client struct {
 	Kind ClientKind
 	// Unlimited: no per-source limit applies (access.unlimited).
 	Unlimited bool
+	// Misnamed: the client, over an encrypted transport, gave the id of a device that nobody has or whose user is
+	// disabled. It is a stranger, and its owner may not know.
+	Misnamed bool
 	// Profile is the user's settings as they are for this device; the zero Profile, which filters nothing,
 	// for a client that nobody identified.
 	Profile usercache.Profile

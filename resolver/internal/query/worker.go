@@ -24,6 +24,7 @@ type Counters struct {
 	Hits     atomic.Uint64
 	Misses   atomic.Uint64
 	Dropped  atomic.Uint64 // queries that got no answer on purpose
+	Misnamed atomic.Uint64 // queries of Client.Misnamed that were served as a stranger's
 	// Lists counts what rules of catalogue lists decided, by number of the list.
 	Lists [usercache.MaxLists]atomic.Uint64
 	_     [64]byte
