@@ -40,3 +40,6 @@ func (r *Resolver) Load(f io.Reader) error {
 	}
 	return err
 }
+
+// Panics returns how many panics were recovered.
+func (r *Resolver) Panics() int64 { return r.path.Panics() }
