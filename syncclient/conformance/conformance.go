@@ -82,7 +82,7 @@ func Run(t *testing.T, h Harness) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // of which a busy machine with the race detector needs one
 			defer cancel()
 			test.test(t, &caller{Server: s, ctx: ctx, sync: syncv1.NewSyncServiceClient(conn), segments: syncv1.NewSegmentServiceClient(conn)})
 		})
