@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,9 +24,13 @@ func write(t *testing.T, dir, name, text string) {
 	}
 }
 
-// configured is the configuration of a small node, whose files are in dir, and whatever more says.
+// configured is the configuration of a small node, whose files are in dir, and whatever more says. Unless that is how to
+// resolve names, it asks nobody.
 func configured(t *testing.T, dir, more string) *config.Sluice {
 	t.Helper()
+	if !strings.Contains(more, "recursion:") && !strings.Contains(more, "forward_zones:") {
+		more = "recursion: { do_not_query: [0.0.0.0/0, \"::/0\"] }\n" + more
+	}
 	write(t, dir, "c.yaml", fmt.Sprintf(`
 data_dir: %q
 listen: { udp: ["127.0.0.1:0"], tcp: [], workers: 1 }
