@@ -81,7 +81,7 @@ func (d *drawing) lines(most int) (lines []string) {
 		n := d.name()
 		lines = append(lines, strings.NewReplacer("NAME", n, "SHORT", n[:1]).Replace(d.pick(
 			"||NAME^", "||NAME^", "@@||NAME^", "||NAME^$important", "@@||NAME^$important", "|NAME^", "NAME", "! a comment", "0.0.0.0 NAME", "192.0.2.77 NAME",
-			"||NAME^$dnstype=AAAA", "||NAME^$dnstype=~A", "||NAME^$dnstype=CNAME", "||NAME^$client=d1|d2|d3", "||NAME^$ctag=device_phone", "/^SHORT.*www/",
+			"||NAME^$dnstype=AAAA", "||NAME^$dnstype=~A", "||NAME^$dnstype=CNAME", "||NAME^$dnstype=MX|TXT", "||NAME^$client=d1|d2|d3", "||NAME^$ctag=device_phone", "/^SHORT.*www/",
 			"|NAME^$dnsrewrite=192.0.2.78", "|NAME^$dnsrewrite=NXDOMAIN;;", "|NAME^$dnsrewrite=REFUSED", "|NAME^$dnsrewrite=c.example", "@@||NAME^$dnsrewrite", "192.0.2.3", "||192.0.2.4^", "@@||192.0.2.3^",
 			"*$denyallow=example|net|com", "||example^$denyallow=NAME", "||NAME^$badfilter", "||NAME^$nonsense")))
 	})
@@ -260,13 +260,13 @@ func explainRandomly(t *testing.T, seed uint64) {
 	}, func(h *household) {
 		// What has been asked for once costs no time, in which a rate would be earned again or a schedule turn.
 		for _, n := range append(drawnNames, "safe.example") {
-			for _, typ := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeMX, dns.TypeTXT} {
+			for _, typ := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeMX, dns.TypeTXT, dns.TypeANY, dns.TypeCNAME, dns.TypeNS} {
 				h.from("10.0.99.1", n+".", typ)
 			}
 		}
 		for range 400 {
 			i := d.IntN(people)
-			name, typ := d.name(), []uint16{dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeMX, dns.TypeTXT}[d.IntN(6)]
+			name, typ := d.name(), []uint16{dns.TypeA, dns.TypeA, dns.TypeAAAA, dns.TypeHTTPS, dns.TypeMX, dns.TypeTXT, dns.TypeANY, dns.TypeCNAME, dns.TypeNS}[d.IntN(9)]
 			from := fmt.Sprintf("10.0.1.%d", 100+i)
 			if d.chance(20) {
 				from = fmt.Sprintf("10.9.1.%d", i) // not in access.allow

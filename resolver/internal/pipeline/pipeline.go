@@ -801,9 +801,14 @@ func (p *Pipeline) count(w *query.Worker, q *query.Query, n int, after query.Aft
 	if p.o.Log != nil {
 		after |= p.o.Log(q)
 	}
-	if after != 0 {
+	// What is refreshed need not be what was asked for, of which the others want to hear.
+	const refresh = query.AfterRefresh | query.AfterStaleRefresh
+	for _, part := range [...]query.After{after & refresh, after &^ refresh} {
+		if part == 0 {
+			continue
+		}
 		if e := w.Ring.Slot(); e != nil {
-			fillEvent(e, q, after)
+			fillEvent(e, q, part)
 			w.Ring.Commit() // the listener wakes the consumer, once a batch
 		}
 	}

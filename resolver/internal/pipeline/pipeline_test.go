@@ -39,6 +39,7 @@ type stages struct {
 	changing atomic.Int32 // how often Prepare finds that the client's settings have changed
 
 	mu    sync.Mutex
+	due   bool // what the cache has is near its end
 	cache map[query.Question]settled.Entry
 	local map[query.Question]settled.Entry
 }
@@ -83,7 +84,7 @@ func (s *stages) Get(q *query.Question, _ clock.Instant, buf []byte) (settled.En
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e, ok := s.cache[*q]
-	return e, false, ok
+	return e, s.due, ok
 }
 func (s *stages) Fetch(ctx context.Context, tree *query.Tree, q query.Question) (settled.Entry, error) {
 	if s.fetch == nil {
@@ -195,6 +196,45 @@ func brief(m *dns.Msg) string {
 		s += " " + strings.Join(strings.Fields(rr.String())[3:], "=")
 	}
 	return s
+}
+
+// An answer that is near its end and that policy has put in the place of what was asked is refreshed; what is noted of
+// the query is what was asked.
+func TestRefreshedAndLogged(t *testing.T) {
+	asked, to := dnsname.MustParse("www.example."), dnsname.MustParse("target.example.")
+	target := query.Question{Name: to, Type: 1, Class: 1}
+	refreshed, noted := make(chan query.Question, 9), make(chan query.Question, 9)
+	s := &stages{due: true, cache: map[query.Question]settled.Entry{target: address(target, "192.0.2.1")}}
+	s.question = func(q *query.Query) query.Verdict {
+		if q.Turn.Current.Name == asked {
+			return query.Verdict{Kind: query.Redirected, Target: to}
+		}
+		return query.Verdict{}
+	}
+	s.fetch = func(_ context.Context, _ *query.Tree, q query.Question) (settled.Entry, error) {
+		refreshed <- q
+		return address(q, "192.0.2.1"), nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	p := start(t, ctx, s, Options{Log: func(*query.Query) query.After { return query.AfterLog | query.AfterCount },
+		Observe: func(e *query.Event) { noted <- e.Question() }})
+	w := p.NewWorker()
+	if got := brief(ask(t, p, w, "www.example.", nil)); got != "NOERROR CNAME=target.example. A=192.0.2.1" {
+		t.Fatal(got)
+	}
+	w.Ring.Wake()
+	if got := <-refreshed; got.Name != to {
+		t.Errorf("%v is refreshed, want %v", got.Name, to)
+	}
+	if got := <-noted; got.Name != asked {
+		t.Errorf("%v is noted, want %v", got.Name, asked)
+	}
+	cancel()
+	p.Close()
+	if len(noted) > 0 {
+		t.Error("it is noted twice")
+	}
 }
 
 func TestEveryVerdictAtBothPoints(t *testing.T) {
