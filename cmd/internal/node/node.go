@@ -232,6 +232,9 @@ func (n *Node) startSync(metrics *resolver.SyncMetrics) (err error) {
 			return err
 		}
 		o.Services, o.Dial = []string{inProcess}, n.service.dial
+		if err := n.registry.Register(n.service.service.Metrics()); err != nil {
+			return fmt.Errorf("registering the metrics of the service: %w", err)
+		}
 	} else {
 		for _, s := range c.Users.Services {
 			o.Services = append(o.Services, s.String())
