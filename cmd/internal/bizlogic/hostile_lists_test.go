@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"compress/zlib"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -894,4 +895,65 @@ func TestOwnLists(t *testing.T) {
 	if r.svc.hasBlob([]byte(manyRules(5))) {
 		t.Error("the text is still there")
 	}
+}
+
+var long = flag.Bool("long", false, "run the long tests too")
+
+// TestListOf400MB moves lists around the limits for real: what is read of one that is too long, or has too many rules,
+// ends there, and none is ever in memory as a whole.
+func TestListOf400MB(t *testing.T) {
+	if !*long {
+		t.Skip("a long test: run with -long")
+	}
+	var size, sent atomic.Int64
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		sent.Store(0)
+		rest := size.Load()
+		var b []byte
+		for n := 0; rest > 0; n++ {
+			if b = fmt.Appendf(b, "||ads%d.example^\n", n); len(b) < 1<<16 && int64(len(b)) < rest {
+				continue
+			}
+			b = b[:min(int64(len(b)), rest)]
+			n, err := w.Write(b)
+			sent.Add(int64(n))
+			if err != nil {
+				return
+			}
+			rest -= int64(n)
+			b = b[:0]
+		}
+	}))
+	t.Cleanup(srv.Close)
+	r := start(t, Options{Compile: Engine, Download: Download{PrivateAddresses: true}})
+	size.Store(20)
+	if _, err := r.addURL("web", srv.URL); err != nil {
+		t.Fatal(err)
+	}
+	peak := func(what string) {
+		b, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Skip(err)
+		}
+		_, after, _ := strings.Cut(string(b), "VmHWM:")
+		var kb int
+		fmt.Sscan(after, &kb)
+		t.Logf("%s: %d MB sent, %d MB at most in memory", what, sent.Load()>>20, kb>>10)
+		if kb > 200<<10 {
+			t.Errorf("%s: %d KB of memory", what, kb)
+		}
+	}
+	size.Store(400 << 20)
+	if _, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"}); !strings.Contains(fmt.Sprint(err), "longer than 314572800 bytes (fetch.max_size)") {
+		t.Errorf("400 MiB: %v", err)
+	}
+	if n := sent.Load(); n > 320<<20 {
+		t.Errorf("%d bytes were sent", n)
+	}
+	peak("400 MiB")
+	size.Store(300 << 20)
+	if _, err := r.lists.RefreshList(t.Context(), &adminv1.RefreshListRequest{Id: "web"}); !strings.Contains(fmt.Sprint(err), "more rules than can be served; 5000000 were read") {
+		t.Errorf("300 MiB: %v", err)
+	}
+	peak("300 MiB")
 }
