@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -43,6 +44,19 @@ type commit interface {
 	proto.Message
 	GetRevision() uint64
 	GetDataset() string
+}
+
+// do makes the change by one call of the service.
+func (ch *change) do(c *cobra.Command, call func(context.Context, *grpc.ClientConn) (commit, error)) error {
+	return ch.a.atService(func(conn *grpc.ClientConn) error {
+		ctx, cancel := ch.a.call(c.Context())
+		defer cancel()
+		m, err := call(ctx, conn)
+		if err != nil {
+			return err
+		}
+		return ch.done(c.Context(), m)
+	})
 }
 
 // done prints what a change came to, and waits for it if asked to.

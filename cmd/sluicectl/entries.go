@@ -147,14 +147,8 @@ func (a *app) entrySet(e entryCommand) *cobra.Command {
 			}
 			req.Assignments = append(req.Assignments, as)
 		}
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewCatalogueServiceClient(conn).SetEntry(ctx, req)
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewCatalogueServiceClient(conn).SetEntry(ctx, req)
 		})
 	}
 	return c
@@ -164,14 +158,8 @@ func (a *app) entryDelete(e entryCommand) *cobra.Command {
 	c := &cobra.Command{Use: "delete ID", Short: "Remove one that no policy, user or device names", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(entryIDs(e.kind))}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewCatalogueServiceClient(conn).DeleteEntry(ctx, &adminv1.DeleteEntryRequest{Kind: e.kind, Id: args[0], IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewCatalogueServiceClient(conn).DeleteEntry(ctx, &adminv1.DeleteEntryRequest{Kind: e.kind, Id: args[0], IfRevision: ch.ifRevision})
 		})
 	}
 	return c
@@ -181,14 +169,8 @@ func (a *app) entryReset(e entryCommand) *cobra.Command {
 	c := &cobra.Command{Use: "reset ID", Short: "Make one what the starting catalogue has", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(entryIDs(e.kind))}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewCatalogueServiceClient(conn).ResetEntry(ctx, &adminv1.ResetEntryRequest{Kind: e.kind, Id: args[0], IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewCatalogueServiceClient(conn).ResetEntry(ctx, &adminv1.ResetEntryRequest{Kind: e.kind, Id: args[0], IfRevision: ch.ifRevision})
 		})
 	}
 	return c

@@ -235,14 +235,8 @@ func (a *app) listDelete() *cobra.Command {
 	c := &cobra.Command{Use: "delete ID", Short: "Remove a list that no policy, category, user or device names", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(listIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewListServiceClient(conn).DeleteList(ctx, &adminv1.DeleteListRequest{Id: args[0], IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewListServiceClient(conn).DeleteList(ctx, &adminv1.DeleteListRequest{Id: args[0], IfRevision: ch.ifRevision})
 		})
 	}
 	return c

@@ -29,14 +29,8 @@ func (a *app) policyCreate() *cobra.Command {
 			return err
 		}
 		req.Id = args[0]
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewPolicyServiceClient(conn).CreatePolicy(ctx, &req)
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewPolicyServiceClient(conn).CreatePolicy(ctx, &req)
 		})
 	}
 	return c
@@ -77,14 +71,8 @@ func (a *app) policyDelete() *cobra.Command {
 	c := &cobra.Command{Use: "delete P", Short: "Remove a policy that no user refers to", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(policyIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewPolicyServiceClient(conn).DeletePolicy(ctx, &adminv1.DeletePolicyRequest{Id: args[0], IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewPolicyServiceClient(conn).DeletePolicy(ctx, &adminv1.DeletePolicyRequest{Id: args[0], IfRevision: ch.ifRevision})
 		})
 	}
 	return c

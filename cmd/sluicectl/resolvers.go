@@ -218,14 +218,8 @@ frees every resolver. With --dataset accept, at resolvers, data of another datas
 		if dataset != "" {
 			return usagef("dataset", "another dataset is accepted at resolvers, not at the service")
 		}
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewDataServiceClient(conn).AcceptShrink(ctx, &adminv1.AcceptShrinkRequest{Kind: kind, Why: why})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewDataServiceClient(conn).AcceptShrink(ctx, &adminv1.AcceptShrinkRequest{Kind: kind, Why: why})
 		})
 	}
 	return c

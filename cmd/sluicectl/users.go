@@ -32,14 +32,8 @@ func (a *app) userCreate() *cobra.Command {
 			return err
 		}
 		req.Id = args[0]
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).CreateUser(ctx, &req)
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewUserServiceClient(conn).CreateUser(ctx, &req)
 		})
 	}
 	return c
@@ -97,14 +91,8 @@ func (a *app) userDelete() *cobra.Command {
 	c := &cobra.Command{Use: "delete ID", Short: "Remove a user with its devices", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(userIDs)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).DeleteUser(ctx, &adminv1.DeleteUserRequest{Id: args[0], IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewUserServiceClient(conn).DeleteUser(ctx, &adminv1.DeleteUserRequest{Id: args[0], IfRevision: ch.ifRevision})
 		})
 	}
 	return c
@@ -207,14 +195,8 @@ func (a *app) deviceCreate() *cobra.Command {
 				return err
 			}
 		}
-		return a.atService(func(conn *grpc.ClientConn) error {
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).CreateDevice(ctx, req)
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			return adminv1.NewUserServiceClient(conn).CreateDevice(ctx, req)
 		})
 	}
 	return c
@@ -262,18 +244,11 @@ func (a *app) deviceSet() *cobra.Command {
 			}
 			req.Password = &password
 		}
-		return a.atService(func(conn *grpc.ClientConn) error {
-			var err error
-			if req.Id, err = a.deviceID(c.Context(), conn, args[0]); err != nil {
-				return err
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (_ commit, err error) {
+			if req.Id, err = a.deviceID(ctx, conn, args[0]); err != nil {
+				return nil, err
 			}
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).UpdateDevice(ctx, req)
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+			return adminv1.NewUserServiceClient(conn).UpdateDevice(ctx, req)
 		})
 	}
 	return c
@@ -349,18 +324,12 @@ func (a *app) deviceDelete() *cobra.Command {
 	c := &cobra.Command{Use: "delete " + deviceArg, Short: "Remove a device", Args: cobra.ExactArgs(1)}
 	ch := a.change(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.atService(func(conn *grpc.ClientConn) error {
-			id, err := a.deviceID(c.Context(), conn, args[0])
+		return ch.do(c, func(ctx context.Context, conn *grpc.ClientConn) (commit, error) {
+			id, err := a.deviceID(ctx, conn, args[0])
 			if err != nil {
-				return err
+				return nil, err
 			}
-			ctx, cancel := a.call(c.Context())
-			defer cancel()
-			resp, err := adminv1.NewUserServiceClient(conn).DeleteDevice(ctx, &adminv1.DeleteDeviceRequest{Id: id, IfRevision: ch.ifRevision})
-			if err != nil {
-				return err
-			}
-			return ch.done(c.Context(), resp)
+			return adminv1.NewUserServiceClient(conn).DeleteDevice(ctx, &adminv1.DeleteDeviceRequest{Id: id, IfRevision: ch.ifRevision})
 		})
 	}
 	return c
