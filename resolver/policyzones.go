@@ -133,7 +133,7 @@ func (z *policyZones) Answer(q *query.Query, a *query.Answer, now clock.Instant)
 		return v, false
 	}
 	facts, servers := z.behind(rules, q, a, now)
-	return rules.Answer(facts, servers, q.Turn.Current.Name, q.Turn.Current.Type)
+	return rules.Answer(facts, servers, q.Turn.Current.Name, q.Turn.Wanted())
 }
 
 // ExplainQuestion is Question, with what decided.
@@ -151,7 +151,7 @@ func (z *policyZones) ExplainAnswer(q *query.Query, a *query.Answer, now clock.I
 		return v, d, false
 	}
 	facts, servers := z.behind(rules, q, a, now)
-	return rules.ExplainAnswer(facts, servers, q.Turn.Current.Name, q.Turn.Current.Type)
+	return rules.ExplainAnswer(facts, servers, q.Turn.Current.Name, q.Turn.Wanted())
 }
 
 // behind is what an answer holds and, if rules want to know, the servers of the zones that it came through.

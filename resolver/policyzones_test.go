@@ -3,6 +3,7 @@ package resolver_test
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -120,6 +121,38 @@ www.a10.example CNAME .
 			t.Errorf("%q: %v", file, err)
 		}
 	}
+}
+
+// What a rule gives in the place of an answer is of the type that the client asked for, also where AAAA records were being
+// made of A records; and where a rule leads to another name, that one's AAAA records come first.
+func TestPolicyZonesAndDNS64(t *testing.T) {
+	const zone = `$TTL 60
+32.50.100.51.198.rpz-ip CNAME both.z.example.
+32.51.100.51.198.rpz-ip A 192.0.2.90
+32.51.100.51.198.rpz-ip AAAA 2001:db8::90
+32.52.100.51.198.rpz-ip A 192.0.2.91
+32.53.100.51.198.rpz-ip CNAME only4.z.example.
+`
+	synctest.Test(t, func(t *testing.T) {
+		l := newCaseLab(t, time.Now(), func(o *resolver.Options) {
+			o.DNS64 = netip.MustParsePrefix("64:ff9b::/96")
+			o.PolicyZones = []resolver.PolicyZone{policyZone(t, "rpz.", zone)}
+		})
+		defer l.stop()
+		z, _ := l.sim.Zone("z.example.")
+		z.Records += "\nr50 A 198.51.100.50\nr51 A 198.51.100.51\nr52 A 198.51.100.52\nr53 A 198.51.100.53\nboth A 198.51.100.9\nboth AAAA 2001:db8::9\nonly4 A 198.51.100.10\n"
+		if err := l.sim.Replace(z); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			l.want("only4.z.example.", dns.TypeAAAA, "NOERROR | only4.z.example. AAAA 64:ff9b::c633:640a")
+			l.want("r50.z.example.", dns.TypeAAAA, "NOERROR | both.z.example. AAAA 2001:db8::9 | r50.z.example. CNAME both.z.example.")
+			l.want("r51.z.example.", dns.TypeAAAA, "NOERROR | r51.z.example. AAAA 2001:db8::90")
+			l.want("r51.z.example.", dns.TypeA, "NOERROR | r51.z.example. A 192.0.2.90")
+			l.want("r52.z.example.", dns.TypeAAAA, "NOERROR")
+			l.want("r53.z.example.", dns.TypeAAAA, "NOERROR | only4.z.example. AAAA 64:ff9b::c633:640a | r53.z.example. CNAME only4.z.example.")
+		}
+	})
 }
 
 // Policy zones are replaced while serving: answers that are cached follow at once, and zones that cannot be read leave

@@ -880,7 +880,7 @@ func (j *judge) result(from source, r *filter.Result, why query.Why, n *name) qu
 		}
 		v.Kind, v.Block = b.Kind, b.Block
 	case filter.Rewritten:
-		v = rewritten(m, r, v, j.q.Turn.Current.Name, j.q.Turn.Current.Type, j.p.BlockTTL) // what is asked for, whatever was judged
+		v = rewritten(m, r, v, j.q.Turn.Current.Name, j.q.Turn.Wanted(), j.p.BlockTTL) // what is asked for, whatever was judged
 	case filter.None:
 	}
 	if j.trace != nil {

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/dnswire"
 )
 
 // MaxTurns is how many questions one query may become by rewriting before it fails.
@@ -60,6 +61,15 @@ const (
 	DNS64Failed
 )
 
+// Wanted is the type of the records that the client is to be given: that of Current, but for A records of which AAAA
+// records are to be made.
+func (t *Turn) Wanted() uint16 {
+	if t.DNS64 == DNS64Asking {
+		return dnswire.TypeAAAA
+	}
+	return t.Current.Type
+}
+
 // Alias goes on with target, behind a CNAME record with that TTL in seconds; it is false if there have been too
 // many.
 func (t *Turn) Alias(target dnsname.Name, ttl uint32) bool {
@@ -68,8 +78,8 @@ func (t *Turn) Alias(target dnsname.Name, ttl uint32) bool {
 	}
 	t.Aliases[t.NumAliases] = Alias{Target: target, TTL: ttl}
 	t.NumAliases++
-	t.Current.Name = target
-	t.Sought = false
+	t.Current.Name, t.Current.Type = target, t.Wanted() // of target there may be AAAA records
+	t.Sought, t.DNS64 = false, DNS64Off
 	return true
 }
 
