@@ -318,11 +318,7 @@ func ntaTable() *table {
 }
 
 func (t *table) addAnchor(addr string, n *adminv1.NegativeTrustAnchor) {
-	until := ""
-	if n.Until > 0 {
-		until = time.Unix(n.Until, 0).UTC().Format(time.RFC3339)
-	}
-	t.add(addr, n.Name, until, yes(n.Configured), n.Why)
+	t.add(addr, n.Name, when(n.Until), yes(n.Configured), n.Why)
 }
 
 func (a *app) ntaList() *cobra.Command {

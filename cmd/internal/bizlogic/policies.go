@@ -100,32 +100,44 @@ func (a policyServer) SetSettings(ctx context.Context, req *adminv1.SetSettingsR
 	if err := a.s.fetchOwn(ctx, ownURLs(req.GetAssignments())); err != nil {
 		return nil, err
 	}
-	var unchanged uint64
-	var warnings []string
-	revision, err := a.s.change(ctx, func(v *view) error {
-		o, err := v.owner(t)
-		if err != nil {
-			return err
-		}
-		unchanged = o.revision
-		if err := checkRevision(o.revision, req.GetIfRevision()); err != nil {
-			return err
-		}
+	resp := &adminv1.SetSettingsResponse{Dataset: t.dataset()}
+	resp.Revision, err = a.s.changeOwner(ctx, t, req.GetIfRevision(), func(v *view, o *owner) (err error) {
 		for _, as := range req.GetAssignments() {
 			if err := v.assign(o, as); err != nil {
 				return err
 			}
 		}
-		if err := o.put(); err != nil {
-			return err
-		}
-		warnings, err = v.idle(o, req.GetAssignments())
+		resp.Warnings, err = v.idle(o, req.GetAssignments())
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.SetSettingsResponse{Revision: cmp.Or(revision, unchanged), Dataset: t.dataset(), Warnings: warnings}, nil
+	return resp, nil
+}
+
+// changeOwner changes a target that must exist, and be at ifRevision if that is not 0. It returns the revision of the
+// commit; of the record as it is when nothing had to change.
+func (s *Service) changeOwner(ctx context.Context, t target, ifRevision uint64, change func(*view, *owner) error) (uint64, error) {
+	var have uint64
+	revision, err := s.change(ctx, func(v *view) error {
+		o, err := v.owner(t)
+		if err != nil {
+			return err
+		}
+		have = o.revision
+		if err := checkRevision(have, ifRevision); err != nil {
+			return err
+		}
+		if err := change(v, o); err != nil {
+			return err
+		}
+		return o.put()
+	})
+	if err != nil {
+		return 0, err // the plan may still be under way
+	}
+	return cmp.Or(revision, have), nil
 }
 
 func (v *view) putPolicy(id string, p *userv1.Policy) error {

@@ -2,7 +2,6 @@ package bizlogic
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"os"
@@ -85,23 +84,13 @@ func (a policyServer) SetRules(ctx context.Context, req *adminv1.SetRulesRequest
 	if err != nil {
 		return nil, err
 	}
-	var unchanged uint64
-	revision, err := a.s.change(ctx, func(v *view) error {
-		o, err := v.owner(t)
-		if err != nil {
-			return err
-		}
-		unchanged = o.revision
-		if err := checkRevision(o.revision, req.GetIfRevision()); err != nil {
-			return err
-		}
+	resp.Revision, err = a.s.changeOwner(ctx, t, req.GetIfRevision(), func(_ *view, o *owner) error {
 		*o.rules = rules
-		return o.put()
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	resp.Revision = cmp.Or(revision, unchanged)
 	return resp, nil
 }
 
