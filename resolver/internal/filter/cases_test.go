@@ -50,6 +50,7 @@ func TestCases(t *testing.T) {
 		{"M14 all types but these", "||a.example^$dnstype=~A|~CNAME", want{"a.example A": "none", "a.example CNAME": "none", "a.example AAAA": "blocked 1", "a.example HTTPS": "blocked 1"}},
 		{"M17 all names but these", "*$denyallow=com|ok.example", want{"a.com A": "none", "com A": "none", "ok.example A": "none", "sub.ok.example A": "none", "notok.example A": "blocked 1", "a.org A": "blocked 1"}},
 		{"M19 a value that is none voids the rule", "*$denyallow=~x.example\n*$denyallow\n*$denyallow=\n*$denyallow=a||b\n||b.example^", want{"a.example A": "none", "b.example A": "blocked 5"}},
+		{"all top-level domains but these", "||shop.*^$denyallow=shop.*\n://w7.$denyallow=w7.example|" + strings.Repeat("no_name_is_so_long", 4) + ".*", want{"shop.com A": "none", "www.shop.co.uk A": "none", "shop.evil.com A": "blocked 1", "shop.zzzz A": "blocked 1", "w7.org A": "blocked 2", "w7.example A": "none"}},
 		{"M20 who asks is asked each time", "||a.example^$client=192.0.2.1", want{"a.example A 192.0.2.1": "blocked 1", "a.example A 192.0.2.2": "none", "a.example A": "none"}},
 		{"unknown modifiers void the rule", "||a.example^$important,third-party\n||a.example^$IMPORTANT\n||a.example^$dnstype=A,respgeo=FR\n||a.example^$domain=b.example\n||a.example^$~important\n||a.example^$important=1x,foo", want{"a.example A": "none"}},
 		{"a $ that ends", "||a.example^$", want{"a.example A": "blocked 1"}},

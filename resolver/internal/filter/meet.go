@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/net/publicsuffix"
+
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
 )
 
@@ -254,11 +256,15 @@ func has(sorted []string, s string) bool {
 
 // spares reports whether a name is one of $denyallow, or below one.
 func spares(names []string, text string) bool {
-	for len(names) > 0 && strings.HasSuffix(names[0], "*") { // few: rulelist.maxWild
-		if within(text, names[0]) {
-			return true
+	if len(names) > 0 && strings.HasSuffix(names[0], "*") {
+		suffix, registry := publicsuffix.PublicSuffix(strings.Clone(text)) // which may keep it, in an error
+		above := text[:len(text)-len(suffix)]
+		for len(names) > 0 && strings.HasSuffix(names[0], "*") { // few: rulelist.maxWild
+			if registry && within(above, names[0]) {
+				return true
+			}
+			names = names[1:]
 		}
-		names = names[1:]
 	}
 	for len(names) > 0 {
 		if _, found := slices.BinarySearch(names, text); found {
@@ -273,20 +279,12 @@ func spares(names []string, text string) bool {
 	return false
 }
 
-// within reports whether a name is zone, which ends in ".*" and stands for all its top-level domains, of one label or
-// more, or is below it.
-func within(text, zone string) bool {
-	base := strings.TrimSuffix(zone, "*")
-	for {
-		if strings.HasPrefix(text, base) {
-			return true
-		}
-		dot := strings.IndexByte(text, '.')
-		if dot < 0 {
-			return false
-		}
-		text = text[dot+1:]
-	}
+// within reports whether a name is zone, which ends in ".*" and stands for all top-level domains and what else names are
+// registered under (google.* is google.com and google.co.uk, but not google.evil.com), or is below it. above is what the
+// name has above that.
+func within(above, zone string) bool {
+	base := zone[:len(zone)-1]
+	return strings.HasSuffix(above, base) && (len(above) == len(base) || above[len(above)-len(base)-1] == '.')
 }
 
 // isAddress reports whether a name is the text of an address. Names with a colon are so rare that ParseAddr may

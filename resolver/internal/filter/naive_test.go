@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/net/publicsuffix"
+
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
 )
@@ -90,8 +92,10 @@ func (n *naiveRule) matches(name string, q *Query) bool {
 		if name == d || strings.HasSuffix(name, "."+d) {
 			return false
 		}
-		if b, ok := strings.CutSuffix(d, "*"); ok && (strings.HasPrefix(name, b) || strings.Contains(name, "."+b)) {
-			return false
+		if b, ok := strings.CutSuffix(d, "*"); ok {
+			if tld, registry := publicsuffix.PublicSuffix(name); registry && strings.HasSuffix("."+name, "."+b+tld) {
+				return false
+			}
 		}
 	}
 	if _, err := netip.ParseAddr(name); err == nil && len(m.DenyAllow) > 0 {

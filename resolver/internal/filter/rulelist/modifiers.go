@@ -295,10 +295,11 @@ func denyAllow(value string) (names []string, err error) {
 		if a, ok := ascii(item); ok {
 			item = a
 		}
-		// What is no domain is refused, as AdGuard does: the rule would spare nothing and so hold for all names.
+		// What is no domain is refused, as AdGuard does: the rule would spare nothing and so hold for all names. It
+		// takes anything before ".*", and lists have remarks there that no name can be.
 		var buf [256]byte
-		base, wildcard := strings.CutSuffix(item, ".*")
-		if n := hostName(&buf, []byte(base)); n == 0 || !wildcard && !isDomain(buf[:n]) {
+		wildcard := strings.HasSuffix(item, ".*")
+		if n := hostName(&buf, []byte(item)); !wildcard && (n == 0 || !isDomain(buf[:n])) {
 			return fmt.Errorf("%q is not a host name", item)
 		}
 		if wildcard {
