@@ -3,17 +3,24 @@ package node
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/sluice-dns/sluice/cmd/internal/config"
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
+	userv1 "github.com/sluice-dns/sluice/proto/user/v1"
+	"github.com/sluice-dns/sluice/usercache"
 )
 
 // write writes a file of the configuration in dir.
@@ -89,4 +96,48 @@ func askFrom(t *testing.T, n *Node, source netip.Addr, name string, typ uint16) 
 	}
 	t.Fatal(err)
 	return nil
+}
+
+// annsNode runs a standalone node with a user ann, whose device pc asks from 127.0.0.0/24, and returns a connection to
+// the service in it.
+func annsNode(t *testing.T, c *config.Sluice) (*Node, *grpc.ClientConn) {
+	t.Helper()
+	n, err := Start(c, Options{Version: "test", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, n)
+	conn, err := grpc.NewClient("passthrough:///standalone", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(n.service.dial))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	users := adminv1.NewUserServiceClient(conn)
+	if _, err := users.CreateUser(t.Context(), &adminv1.CreateUserRequest{Id: "ann"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := users.CreateDevice(t.Context(), &adminv1.CreateDeviceRequest{User: "ann", Device: &userv1.Device{Id: "pc", Links: []string{"127.0.0.0/24"}}}); err != nil {
+		t.Fatal(err)
+	}
+	return n, conn
+}
+
+// wait returns when something is so.
+func wait(t *testing.T, what string, so func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waiting for %s", what)
+		}
+	}
+}
+
+// awaitUsers returns when a node says that it serves a revision of users.
+func awaitUsers(t *testing.T, n *Node, revision uint64) {
+	t.Helper()
+	wait(t, fmt.Sprintf("revision %d", revision), func() bool {
+		return slices.ContainsFunc((syncControl{n}).Datasets(), func(d *adminv1.DatasetStatus) bool {
+			return d.Kind == string(usercache.Users) && d.Revision >= revision
+		})
+	})
 }
