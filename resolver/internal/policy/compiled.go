@@ -80,9 +80,6 @@ func (c *compiled) init(budget int64) {
 
 // enter waits for a turn to compile for a tenant; false if ctx ended first.
 func (c *compiled) enter(ctx context.Context, name string) bool {
-	if ctx.Err() != nil {
-		return false // a turn that is free as well might be taken
-	}
 	if ctx.Err() != nil { // of two ways that are open select takes either
 		return false
 	}
