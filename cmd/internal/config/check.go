@@ -43,11 +43,12 @@ func (c *Sluice) checkFiles(d *decoder) {
 	}
 	d.readable("testing.clock_file", c.Testing.ClockFile)
 	d.readable("testing.wall_file", c.Testing.WallFile)
-	c.Log.check(d)
+	c.Log.check(d, c.DataDir)
 }
 
-func (l Log) check(d *decoder) {
-	if q := l.Queries; filepath.IsAbs(q) {
+func (l Log) check(d *decoder, dataDir string) {
+	// The folder of the data is made by the first start, so a file right in it needs none yet.
+	if q := l.Queries; filepath.IsAbs(q) && filepath.Dir(q) != filepath.Clean(dataDir) {
 		if info, err := os.Stat(filepath.Dir(q)); err != nil || !info.IsDir() {
 			d.fault("log.queries", "the folder "+filepath.Dir(q)+" does not exist", "an existing folder, stdout or stderr")
 		}
@@ -535,5 +536,5 @@ func (c *Bizd) check(d *decoder) {
 	}
 	d.readable("testing.clock_file", c.Testing.ClockFile)
 	d.readable("testing.wall_file", c.Testing.WallFile)
-	c.Log.check(d)
+	c.Log.check(d, c.DataDir)
 }

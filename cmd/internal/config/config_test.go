@@ -270,6 +270,9 @@ func TestFaults(t *testing.T) {
 		{"dnssec: {trust_anchor_file: /}", []string{"1:29: dnssec.trust_anchor_file: |not a regular file"}},
 		{"testing: {clock_file: nowhere}", []string{"1:23: testing.clock_file: |cannot be read"}},
 		{"log: {queries: nowhere/queries.log}", []string{"1:16: log.queries: |does not exist"}},
+		{"data_dir: later\nlog: {queries: later/queries.log}", nil}, // the first start makes it
+		{"data_dir: later\nlog: {queries: later/deep/queries.log}", []string{"2:16: log.queries: |does not exist"}},
+		{"identify: {server_name: [dns.example]}", []string{"1:12: identify.server_name: |try: server_names"}}, // users.tls has one of that name
 		{"tls: {certificates: [{cert: sluice.yaml}]}", []string{"1:|tls.certificates[0].key: is missing"}},
 		{"tls: {certificates: [{cert: sluice.yaml, key: sluice.yaml}]}", []string{"1:29: tls.certificates[0].cert: |PEM"}},
 	} {

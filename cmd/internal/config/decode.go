@@ -544,7 +544,9 @@ func (d *decoder) unknown(n ast.Node, path, key string, here []string) {
 		}
 	}
 	try := "one of " + strings.Join(here, ", ")
-	if len(homes) > 0 {
+	if slices.Contains(here, short+"s") {
+		try = short + "s" // a singular here is likelier meant than the same word elsewhere
+	} else if len(homes) > 0 {
 		try = "it belongs to " + strings.Join(homes, " or ") + ", as " + nested(homes[0])
 	} else if near := nearest(key, here); near != "" {
 		try = near
