@@ -241,7 +241,8 @@ func (p *parser) needText() {
 	}
 }
 
-// dnsmasq reads address=/x/…, server=/x/ and local=/x/, each with several names between slashes. A comment begins with
+// dnsmasq reads address=/x/…, server=/x/ and local=/x/, each with several names between slashes; *x is whatever ends in
+// x. A comment begins with
 // a # behind a blank; one in a value means something: address=/x/# is the null address, and server=/x/# says that x is
 // to be resolved as if no line named what is above it.
 func (p *parser) dnsmasq(line []byte) bool {
@@ -275,6 +276,12 @@ func (p *parser) dnsmasq(line []byte) bool {
 	}
 	for _, name := range bytes.Split(names, []byte("/")) {
 		p.rule = Rule{Line: p.line, Form: DnsmasqDomain, Allow: arg == "#" && !address}
+		// A star is for the end of names wherever it falls, a dot before a name for nothing.
+		name, star := bytes.CutPrefix(name, []byte("*"))
+		below := star && bytes.HasPrefix(name, []byte("."))
+		if below || !star {
+			name = bytes.TrimLeft(name, ".")
+		}
 		switch {
 		case string(name) == "#":
 			p.complain(line, "matches every name")
@@ -283,9 +290,20 @@ func (p *parser) dnsmasq(line []byte) bool {
 			p.complain(line, "not a host name: "+clip(name))
 			continue
 		}
+		if below {
+			p.rule.Form = BelowStar
+		}
 		if addr.IsValid() && !addr.IsUnspecified() && !addr.IsLoopback() {
 			p.rule.Mods = &Mods{Rewrite: addrRewrite(addr)}
+		}
+		if star && !below {
+			p.rule.Form, p.rule.Pattern = Glob, "dnsmasq *"+text(p.rule.Name)
+			p.rule.Glob, p.rule.Name = Pattern{Text: text(p.rule.Name), End: true}, nil
+		} else if p.rule.Mods != nil {
 			p.rule.Pattern = "dnsmasq " + text(p.rule.Name)
+			if below {
+				p.rule.Pattern = "dnsmasq *." + text(p.rule.Name)
+			}
 			p.needText()
 		}
 		p.hand()

@@ -37,7 +37,7 @@ const (
 	// bytes each; real lists have a few hundred.
 	maxCostly = 300_000
 	// Version is raised when the same text gives other rules than before: what was compiled is compiled again.
-	Version = 10
+	Version = 11
 	// maxComplaintText is how much of a bad line a complaint quotes.
 	maxComplaintText = 120
 )
