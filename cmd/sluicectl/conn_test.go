@@ -73,6 +73,37 @@ func TestTLS(t *testing.T) {
 	sh.fails(exitFailed, "certificate", "status", "--ca", other, "--cert", ca, "--key", key)
 }
 
+// What listens at a mistaken port may speak anything, here HTTP as at http.listen.
+func TestNotGRPC(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	var conns []net.Conn
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conns = append(conns, c)
+			_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	sh := &shell{t: t}
+	sh.fails(exitFailed, "admin.listen", "status", "--resolver", l.Addr().String())
+	sh.fails(exitFailed, "admin.listen", "user", "list", "--service", l.Addr().String())
+}
+
 func TestUnixSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	adminv1 "github.com/sluice-dns/sluice/proto/admin/v1"
 )
 
 // A failure ends a command. Its fields are what -o json prints.
@@ -59,11 +61,22 @@ func refused(addr string, err error) error {
 		if _, why, ok := strings.Cut(f.Message, "Error while dialing: "); ok {
 			// The rest is gRPC's wrapping, and no server has said anything.
 			f.Message = strings.TrimSuffix(why, `"`) + "; try: start it, or name another with --service or --resolver"
+		} else if strings.Contains(f.Message, "reading server preface") {
+			// Something listens there and speaks another protocol, or takes TLS only.
+			f.Message += "; try: the address that admin.listen, or listen of sluice-bizd, has, and --ca if it has TLS"
 		}
 		f.Message = fmt.Sprintf("%s cannot be reached: %s", addr, f.Message)
 	case codes.DeadlineExceeded:
 		f.Message = fmt.Sprintf("%s did not answer in time: %s", addr, f.Message)
 	case codes.Unimplemented:
+		// A resolver and the service each have what the other has not, and their ports are neighbours.
+		if name, ok := strings.CutPrefix(f.Message, "unknown service "); ok {
+			flag := "--service"
+			if name == adminv1.ResolverService_ServiceDesc.ServiceName {
+				flag = "--resolver"
+			}
+			f.Message += "; try: another address with " + flag
+		}
 		f.Message = fmt.Sprintf("%s does not do this: %s", addr, f.Message)
 	}
 	return f

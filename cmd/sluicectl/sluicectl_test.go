@@ -345,6 +345,7 @@ func TestResolverTables(t *testing.T) {
 		t.Error("not draining")
 	}
 	sh.fails(exitFailed, "does not do this", "undrain") // the fake has none
+	sh.fails(exitFailed, "another address with --service", "user", "list", "--service", addr)
 
 	// One of two is down: the other is shown, and the exit status says so.
 	code, out, errs := sh.run("status", "--resolver", "127.0.0.1:1", "--resolver", addr)

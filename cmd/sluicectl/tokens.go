@@ -14,7 +14,7 @@ func (a *app) addTokens(root *cobra.Command) {
 	g := group(root, "token", "Tokens of people and programs")
 	var req adminv1.CreateTokenRequest
 	var lifetime time.Duration
-	create := &cobra.Command{Use: "create --role admin|operator|tenant|reader", Short: "Make a token, and show it this once", Args: cobra.NoArgs,
+	create := &cobra.Command{Use: "create --role admin|operator|reader", Short: "Make a token, and show it this once", Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if lifetime < 0 || lifetime > 0 && lifetime < time.Second {
 				return usagef("for", "--for %v is less than a second", lifetime)
@@ -38,12 +38,12 @@ func (a *app) addTokens(root *cobra.Command) {
 			})
 		}}
 	f := create.Flags()
-	f.StringVar(&req.Role, "role", "", "`role`: admin, operator, tenant or reader")
-	f.StringVar(&req.Tenant, "tenant", "", "with role tenant: `id` of the customer")
+	f.StringVar(&req.Role, "role", "", "`role`: admin, operator or reader")
+	f.StringVar(&req.Tenant, "tenant", "", "`id` of the customer it is for; not possible yet")
 	f.StringVar(&req.Note, "note", "", "`text` that says what it is for")
 	f.DurationVar(&lifetime, "for", 0, "how long it is valid (default until revoked)")
 	mustMark(create.MarkFlagRequired("role"))
-	mustMark(create.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "operator", "tenant", "reader"}, cobra.ShellCompDirectiveNoFileComp)))
+	mustMark(create.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"admin", "operator", "reader"}, cobra.ShellCompDirectiveNoFileComp)))
 
 	list := &cobra.Command{Use: "list", Short: "Show all tokens without their secrets", Args: cobra.NoArgs, RunE: func(c *cobra.Command, _ []string) error {
 		return a.atService(func(conn *grpc.ClientConn) error {

@@ -163,7 +163,7 @@ func (d *deviceFlags) add(c *cobra.Command) {
 	f.StringVar(&d.name, "name", "", "`name` for people")
 	f.StringArrayVar(&d.links, "link", nil, "source address or `prefix` whose plain queries are the device's; may be repeated")
 	f.StringArrayVar(&d.dedicated, "dedicated", nil, "destination `address` of the device alone; may be repeated")
-	f.StringArrayVar(&d.ednsIDs, "edns-id", nil, "MAC address or cpe:ID that a relay sends; may be repeated")
+	f.StringArrayVar(&d.ednsIDs, "edns-id", nil, "`MAC` address or cpe:ID that a relay sends; may be repeated")
 	f.StringArrayVar(&d.tag, "tag", nil, "client `tag` of rules with $ctag; may be repeated")
 	f.StringVar(&d.passwordFile, "password-file", "", "`file` that holds a password for DoH")
 	f.BoolVar(&d.dohOnly, "doh-only", false, "only authenticated DoH identifies the device")
