@@ -136,7 +136,7 @@ server:
 		}
 		wg.Wait()
 		t.Logf("%s: %d questions, %d differences, %d SERVFAIL, %d at first", what, len(qs), diffs, servfails, late)
-		if servfails > 0 || late > len(qs)/100 {
+		if servfails > 0 || late > len(qs)/100 || *long && late > 0 { // by hand, on a machine that does nothing else, none is late
 			t.Errorf("%s: %d SERVFAIL, %d at first", what, servfails, late)
 		}
 	}
