@@ -111,13 +111,13 @@ server:
 				why := ""
 				if err1 == nil && got.Rcode == dns.RcodeServerFailure {
 					// Servers that share their processor with others may answer too late, now and then. It has to pass.
-					why = extended(got)
+					why = "SERVFAIL at first, extended error " + extended(got)
 					got, err1 = ask(q.name, q.typ)
 				}
 				mu.Lock()
 				defer mu.Unlock()
 				if why != "" {
-					t.Logf("%s %s %s: SERVFAIL at first: %s", what, q.name, dns.TypeToString[q.typ], why)
+					t.Logf("%s %s %s: %s", what, q.name, dns.TypeToString[q.typ], why)
 					late++
 				}
 				if err1 != nil || err2 != nil {
