@@ -88,6 +88,74 @@ func unlisted(key string, categories map[string]*userv1.Category, belongs func(*
 	return []string{fmt.Sprintf("%s has no effect until one of its categories (%s) holds a list: sluicectl category set %s lists+=LIST", key, strings.Join(of, ", "), of[0])}
 }
 
+// strays warns of members that an assignment takes away from a set and that are neither in it nor beneath: mistyped in
+// all likelihood, and what was meant stays in force. It looks at sets of the owner's own making, before the assignment;
+// unknown ids of the catalogue are errors.
+func (v *view) strays(o *owner, as *adminv1.Assignment) (warnings []string, err error) {
+	if as.GetOperation() != adminv1.Operation_OPERATION_REMOVE {
+		return nil, nil
+	}
+	key := as.GetKey()
+	canon := func(s string) string { return s }
+	var members func(*userv1.Settings) []string
+	switch key {
+	case "schedules":
+		members = func(s *userv1.Settings) []string {
+			return keysOf(s.GetSchedules().GetValues(), (*userv1.Schedule).GetId)
+		}
+	case "own_lists":
+		members = func(s *userv1.Settings) []string { return keysOf(s.GetOwnLists().GetValues(), (*userv1.OwnList).GetId) }
+	case "rewrites", "unblocks":
+		members = func(s *userv1.Settings) []string {
+			if key == "rewrites" {
+				return keysOf(s.GetRewrites().GetValues(), (*userv1.Rewrite).GetName)
+			}
+			return keysOf(s.GetUnblocks().GetValues(), (*userv1.Unblock).GetName)
+		}
+		canon = func(s string) string {
+			rest, star := strings.CutPrefix(s, "*.")
+			n, _ := canonicalName(key, rest) // what is no name is refused when it is assigned
+			if star && key == "rewrites" {
+				return "*." + n
+			}
+			return n
+		}
+	default:
+		return nil, nil
+	}
+	layers, err := v.layersOf(o)
+	if err != nil {
+		return nil, err
+	}
+	var have []string
+	for _, l := range layers {
+		have = append(have, members(l)...)
+	}
+	slices.Sort(have)
+	have = slices.Compact(have)
+	there := "there are none"
+	switch {
+	case len(have) > 8:
+		there = fmt.Sprintf("there are %d", len(have))
+	case len(have) > 0:
+		there = "there are " + strings.Join(have, ", ")
+	}
+	for _, text := range splitList(as.GetValue()) {
+		if !slices.Contains(have, canon(text)) {
+			warnings = append(warnings, fmt.Sprintf("%s: there is no %q to take away; %s", key, text, there))
+		}
+	}
+	return warnings, nil
+}
+
+// keysOf are the keys of the members of a set.
+func keysOf[T any](values []T, key func(T) string) (keys []string) {
+	for _, x := range values {
+		keys = append(keys, key(x))
+	}
+	return keys
+}
+
 // layersOf are the settings that count for an owner, the ones that override others first.
 func (v *view) layersOf(o *owner) ([]*userv1.Settings, error) {
 	all := []*userv1.Settings{*o.settings}

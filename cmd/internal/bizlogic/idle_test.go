@@ -75,4 +75,12 @@ func TestSettingsWithoutEffect(t *testing.T) {
 	check("u", "mode=nxdomain")
 	check("alone", "mode=custom_ip", custom)
 	check("alone", "policy=p block_ipv4=192.0.2.1")
+
+	// What is taken away and is not there was meant to be something else.
+	check("policy/p", "unblocks+=*.Games.example rewrites+=*.lan.example=A~192.0.2.7 schedules+=night=block;daily~22:00-07:00;everything")
+	check("u", "unblocks+=shop.example@+1h")
+	check("u", "unblocks-=shpo.example,SHOP.example", `unblocks: there is no "shpo.example" to take away; there are games.example, shop.example`)
+	check("u/d", "unblocks-=*.games.example rewrites-=*.lan.example schedules-=night") // of the policy
+	check("u/d", "rewrites-=lan.example schedules-=nihgt own_lists-=kids",
+		`rewrites: there is no "lan.example" to take away; there are *.lan.example`, `schedules: there is no "nihgt"`, `own_lists: there is no "kids" to take away; there are none`)
 }

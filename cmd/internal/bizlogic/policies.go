@@ -102,12 +102,19 @@ func (a policyServer) SetSettings(ctx context.Context, req *adminv1.SetSettingsR
 	}
 	resp := &adminv1.SetSettingsResponse{Dataset: t.dataset()}
 	resp.Revision, err = a.s.changeOwner(ctx, t, req.GetIfRevision(), func(v *view, o *owner) (err error) {
+		var strays []string
 		for _, as := range req.GetAssignments() {
+			stray, err := v.strays(o, as)
+			if err != nil {
+				return err
+			}
 			if err := v.assign(o, as); err != nil {
 				return err
 			}
+			strays = append(strays, stray...)
 		}
-		resp.Warnings, err = v.idle(o, req.GetAssignments())
+		idle, err := v.idle(o, req.GetAssignments())
+		resp.Warnings = append(strays, idle...)
 		return err
 	})
 	if err != nil {
