@@ -35,7 +35,7 @@ func (a *app) explain() *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain USER[/DEVICE] NAME [TYPE]", Short: "Show how a query would be judged, step by step; the last step decides",
 		Long: "Show how a query would be judged, step by step in the order in which it is; the last step decides. Of a user named alone the first device is taken. " +
-			"Nothing is taken of what the client may ask.",
+			"It does not count against the rates of the client.",
 		Args: cobra.RangeArgs(2, 3), ValidArgsFunction: a.completeArgs(targets),
 		RunE: func(c *cobra.Command, args []string) error {
 			req.Target, req.Name = args[0], args[1]

@@ -51,6 +51,8 @@ func (a *app) rulesSet() *cobra.Command {
 	c := &cobra.Command{
 		Use: "set TARGET -f FILE|-", Short: "Replace the rules of policy/P, USER or USER/DEVICE",
 		Long: `Replace the rules of policy/P, USER or USER/DEVICE by those of a file.
+A rule is one of AdGuard's syntax: ||ads.example^ blocks a name and all below it, @@||cdn.ads.example^ excepts,
+$important, $dnstype, $client, $ctag, $denyallow and $dnsrewrite modify. Lines of hosts files and plain names work too.
 Lines that cannot be used are named FILE:LINE; then nothing is stored and the exit status is 1, unless
 --keep-good says to store the rest.`,
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeArgs(targets),
