@@ -45,13 +45,14 @@ var allowed = map[string][]string{
 
 	"/resolver": {"/resolver/clock", "/usercache", "admin", "answercache", "cookie", "denialcache", "dns64", "dnsname", "dnswire", "ecs", "exchange", "filter", "filter/rulelist", "forward", "forward/upstream", "identify", "iterator",
 		"limits", "listen", "listen/doh", "listen/dot", "listen/tcp", "listen/udp", "localdata", "localroot", "metrics", "overload", "pipeline", "policy", "query",
-		"query/settled", "rebinding", "render", "rpz", "rrcache", "selection", "validator", "validator/trustanchor"},
+		"query/settled", "rebinding", "render", "replace", "rpz", "rrcache", "selection", "validator", "validator/trustanchor"},
 	"/resolver/clock":       nil,
 	"/resolver/siminternet": {"/resolver/clock", "simnet"},
 	"/internal/fulldisk":    nil, // for tests alone
 
 	"arena":           nil,
 	"crew":            nil,
+	"replace":         nil,
 	"dnsname":         nil,
 	"dnswire":         {"dnsname"},
 	"query":           {"/resolver/clock", "/usercache", "dnsname", "dnswire"},
@@ -59,7 +60,7 @@ var allowed = map[string][]string{
 	"limits":          {"/resolver/clock"},
 	"selection":       {"/resolver/clock", "dnsname"},
 	"rrcache":         {"/resolver/clock", "arena", "dnsname", "dnswire", "query"},
-	"filter":          {"dnsname", "filter/rulelist"},
+	"filter":          {"dnsname", "filter/rulelist", "replace"},
 	"filter/rulelist": {"dnsname"},
 	"simnet":          {"/resolver/clock"},
 
@@ -70,7 +71,7 @@ var allowed = map[string][]string{
 	"listen/doh":  {"/resolver/clock", "dnswire", "listen", "query"},
 	"overload":    {"/resolver/clock", "/usercache", "query"},
 	"identify":    {"/resolver/clock", "/usercache", "/usercache/password", "dnswire", "query"},
-	"policy":      {"/resolver/clock", "/usercache", "dnsname", "dnswire", "filter", "query"},
+	"policy":      {"/resolver/clock", "/usercache", "dnsname", "dnswire", "filter", "query", "replace"},
 	"localdata":   {"/resolver/clock", "dnsname", "dnswire", "query", "query/settled"},
 	"answercache": {"/resolver/clock", "arena", "dnsname", "query", "query/settled"},
 	"iterator":    {"/resolver/clock", "crew", "denialcache", "dnsname", "dnswire", "query", "rrcache", "selection"},
@@ -97,7 +98,7 @@ var allowed = map[string][]string{
 	"validator/denial": {"dnsname", "dnswire", "query", "validator/rrsig"},
 	"validator/rrsig":  {"dnsname", "dnswire", "query"},
 
-	"validator/trustanchor": {"/resolver/clock", "dnsname", "dnswire", "query", "validator/rrsig"},
+	"validator/trustanchor": {"/resolver/clock", "dnsname", "dnswire", "query", "validator/rrsig", "replace"},
 }
 
 // importOf turns a name of the table into a path below the module.

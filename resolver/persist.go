@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/clock"
+	"github.com/sluice-dns/sluice/resolver/internal/replace"
 	"github.com/sluice-dns/sluice/resolver/internal/rrcache"
 )
 
@@ -181,34 +182,17 @@ func (e *engine) save(log *slog.Logger) {
 	}
 }
 
-func (e *engine) write() (err error) {
-	temp := e.file + ".new"
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			f.Close()
-			os.Remove(temp)
+func (e *engine) write() error {
+	return replace.File(e.file, func(f *os.File) error {
+		print := e.fingerprint()
+		if _, err := f.Write(append([]byte(savedMagic), print[:]...)); err != nil {
+			return err
 		}
-	}()
-	print := e.fingerprint()
-	if _, err := f.Write(append([]byte(savedMagic), print[:]...)); err != nil {
+		begun := clock.Elapsed()
+		enough := func(written int64) bool { return written >= maxSaved || clock.Elapsed().Sub(begun) > maxSaving }
+		_, err := e.rrsets.DumpUntil(f, begun, clock.Wall(), enough)
 		return err
-	}
-	begun := clock.Elapsed()
-	enough := func(written int64) bool { return written >= maxSaved || clock.Elapsed().Sub(begun) > maxSaving }
-	if _, err := e.rrsets.DumpUntil(f, begun, clock.Wall(), enough); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(temp, e.file)
+	})
 }
 
 // A reader is a function that reads.

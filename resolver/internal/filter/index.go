@@ -10,11 +10,9 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"io/fs"
 	"math/bits"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -22,6 +20,7 @@ import (
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
 	"github.com/sluice-dns/sluice/resolver/internal/filter/rulelist"
+	"github.com/sluice-dns/sluice/resolver/internal/replace"
 )
 
 // An index file is a Matcher on disk, so that a restart need not compile the lists again:
@@ -111,55 +110,31 @@ func newMAC(key *dnsname.Key) hash.Hash {
 }
 
 // Save writes the Matcher to a file, in whose place it is only once it is whole and on the disk. ids tell by
-// number what the lists were compiled from; Load gives them back. One Save at a time may write to a path: until it is
-// done the file is PATH.new, so that what a process that was killed has left does not stay for ever.
-func (m *Matcher) Save(path string, ids *[MaxLists]ID) (err error) {
-	temp := path + ".new"
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the index of filter lists: %w", err)
-	}
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("the index of filter lists: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(temp)
-			err = fmt.Errorf("the index of filter lists: %w", err)
+// number what the lists were compiled from; Load gives them back. One Save at a time may write to a path.
+func (m *Matcher) Save(path string, ids *[MaxLists]ID) error {
+	err := replace.File(path, func(f *os.File) error {
+		if m.partial {
+			return errors.New("it is being merged")
 		}
-	}()
-	if m.partial {
-		return errors.New("it is being merged")
-	}
-	head, parts, err := m.image(ids)
+		head, parts, err := m.image(ids)
+		if err != nil {
+			return err
+		}
+		w := bufio.NewWriterSize(f, 1<<20)
+		_, _ = w.Write(head) // an error stays and comes out of Flush
+		for _, p := range parts {
+			_, _ = w.Write(p)
+		}
+		runtime.KeepAlive(m)
+		if err := w.Flush(); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("the index of filter lists: %w", err)
 	}
-	w := bufio.NewWriterSize(f, 1<<20)
-	_, _ = w.Write(head) // an error stays and comes out of Flush
-	for _, p := range parts {
-		_, _ = w.Write(p)
-	}
-	runtime.KeepAlive(m)
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
+	return nil
 }
 
 // image returns what a file begins with, its code included, and the parts that follow.

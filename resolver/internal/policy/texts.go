@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/sluice-dns/sluice/resolver/internal/replace"
 	"github.com/sluice-dns/sluice/usercache"
 )
 
@@ -160,7 +161,13 @@ func (p *Policy) saveTexts() bool {
 	if sum == p.textsSaved {
 		return true
 	}
-	if err := replaceFile(p.o.OwnTexts, b.Bytes()); err != nil {
+	err := replace.File(p.o.OwnTexts, func(f *os.File) error {
+		if _, err := f.Write(b.Bytes()); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
+	if err != nil {
 		if !p.textsUnsaved {
 			p.o.Logger.Error("which texts of users are in force cannot be kept: where newer ones have not arrived a start would have nothing in their place", "err", err, "next_try", saveAgain)
 		}
@@ -172,33 +179,4 @@ func (p *Policy) saveTexts() bool {
 	}
 	p.textsSaved, p.textsUnsaved = sum, false
 	return true
-}
-
-// replaceFile writes a file that is in the place of the one before once it is whole and on the disk. Until then it is
-// PATH.new, so that what a process that was killed has left does not stay for ever.
-func replaceFile(path string, data []byte) (err error) {
-	temp := path + ".new"
-	if err := os.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = f.Close()
-			_ = os.Remove(temp)
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return err
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return os.Rename(temp, path)
 }

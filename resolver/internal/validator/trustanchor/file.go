@@ -11,13 +11,13 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sluice-dns/sluice/resolver/internal/dnsname"
+	"github.com/sluice-dns/sluice/resolver/internal/replace"
 	"github.com/sluice-dns/sluice/resolver/internal/validator/rrsig"
 )
 
@@ -45,25 +45,12 @@ type savedPoint struct {
 
 // save writes the state of points to path, as a whole or not at all.
 func save(path string, points []*point) error {
-	text := render(points)
-	tmp := path + ".tmp"
-	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path)) // so that the new name survives a crash
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return replace.File(path, func(f *os.File) error {
+		if _, err := f.Write(render(points)); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
 }
 
 func render(points []*point) []byte {
