@@ -64,7 +64,7 @@ func (a *app) explain() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&req.Address, "addr", "", "`address` that the client asks from, for what is decided by network; without it nothing is")
-	c.Flags().StringVar(&req.Transport, "transport", "", "`transport` it asks over: udp, tcp, dot, doh or doq (default udp, or doh for a device that may come by nothing else)")
+	c.Flags().StringVar(&req.Transport, "transport", "", "`transport` it asks over: udp, tcp, dot or doh (default udp, or doh for a device that may come by nothing else)")
 	return c
 }
 

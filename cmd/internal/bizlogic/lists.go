@@ -178,7 +178,7 @@ func (s *Service) putList(ctx context.Context, c listChange) (listDone, error) {
 		if ctx.Err() != nil {
 			return listDone{}, status.FromContextError(ctx.Err()).Err()
 		}
-		return listDone{}, refused("list %s: %v; the list is left as it was", c.id, err)
+		return listDone{}, refused("list %s: %v; nothing was changed", c.id, err)
 	}
 	if err := c.text.keep(); err != nil {
 		return listDone{}, storing(err)
@@ -350,7 +350,7 @@ func (a listServer) DeleteList(ctx context.Context, req *adminv1.DeleteListReque
 				return err
 			}
 			if slices.Contains(c.Lists, req.GetId()) {
-				return refused("list %q is in use by category %q", req.GetId(), id)
+				return refused("list %q is in use by category %q: take it out there first", req.GetId(), id)
 			}
 			return nil
 		})
@@ -396,7 +396,7 @@ func (s *Service) removeNamed(ctx context.Context, what, id string, ifRevision u
 				return err
 			}
 			if names(p.GetSettings(), what, id) {
-				return refused("%s %q is in use by policy %q", what, id, policy)
+				return refused("%s %q is in use by policy %q: take it out there first", what, id, policy)
 			}
 			return nil
 		})

@@ -35,7 +35,7 @@ func (a NegativeAnchor) message() *adminv1.NegativeTrustAnchor {
 // ListNegativeTrustAnchors shows where validation ends.
 func (s *Server) ListNegativeTrustAnchors(context.Context, *adminv1.ListNegativeTrustAnchorsRequest) (*adminv1.ListNegativeTrustAnchorsResponse, error) {
 	if s.o.Anchors == nil {
-		return nil, missing("negative trust anchors")
+		return nil, missing("negative trust anchors, as it does not validate (dnssec.validate),")
 	}
 	resp := &adminv1.ListNegativeTrustAnchorsResponse{}
 	for _, a := range s.o.Anchors.List() {
@@ -47,7 +47,7 @@ func (s *Server) ListNegativeTrustAnchors(context.Context, *adminv1.ListNegative
 // AddNegativeTrustAnchor ends validation at a name.
 func (s *Server) AddNegativeTrustAnchor(ctx context.Context, req *adminv1.AddNegativeTrustAnchorRequest) (*adminv1.AddNegativeTrustAnchorResponse, error) {
 	if s.o.Anchors == nil {
-		return nil, missing("negative trust anchors")
+		return nil, missing("negative trust anchors, as it does not validate (dnssec.validate),")
 	}
 	name, err := parseName(req.Name)
 	if err != nil {
@@ -79,7 +79,7 @@ func (s *Server) AddNegativeTrustAnchor(ctx context.Context, req *adminv1.AddNeg
 // RemoveNegativeTrustAnchor makes what is below a name be validated again.
 func (s *Server) RemoveNegativeTrustAnchor(ctx context.Context, req *adminv1.RemoveNegativeTrustAnchorRequest) (*adminv1.RemoveNegativeTrustAnchorResponse, error) {
 	if s.o.Anchors == nil {
-		return nil, missing("negative trust anchors")
+		return nil, missing("negative trust anchors, as it does not validate (dnssec.validate),")
 	}
 	name, err := parseName(req.Name)
 	if err != nil {
