@@ -26,7 +26,7 @@ const (
 	// saveAgain is when to try again to write the index after it has failed.
 	saveAgain = time.Minute
 	// changeShare is the part of a bigger one that lists may have that are in it in two versions.
-	changeShare = 6
+	changeShare = 8
 )
 
 // smallIndex is an index that may be in memory twice: keeping it from that is not worth anybody's waiting.
