@@ -8,8 +8,7 @@ import (
 
 // A sight is a name as the rules see that are not in tables: its text, and where in it some may be found.
 type sight struct {
-	// buf holds the text and then zeros, so that there are sixteen bytes from its last byte on.
-	buf    [256 + 16]byte
+	buf    [256 + ahead]byte // the text, and then zeros
 	size   int
 	chars  uint64    // the text's characters, if there are rules that ask
 	pairs  uint64    // the text's pairs, with the zero bytes around it, if any place may have rules
@@ -18,13 +17,16 @@ type sight struct {
 	inside [4]uint64 // bits: places where a text starts that may have rules
 }
 
+// ahead is how many bytes from a place of a name on are looked at, at most.
+const ahead = 16
+
 func (s *sight) text() string { return view(s.buf[:s.size]) }
 
 // take takes a name in: its text, its characters, and the places in it where a text may start that rules have. It
 // asks all places without a branch for each: most names meet nothing, and the processor asks several places at once.
 func (x *rules) take(s *sight, name []byte) {
 	s.size = len(appendText(s.buf[:0], name))
-	clear(s.buf[s.size:][:16])
+	clear(s.buf[s.size:][:ahead])
 	s.chars, s.suffix, s.start, s.inside = 0, [2]uint64{}, [4]uint64{}, [4]uint64{}
 	if !x.hasText {
 		if len(x.always) > 0 {

@@ -108,15 +108,7 @@ func (m *Matcher) trigger(j *judgement, hash uint64, exact bool) bool {
 
 // rewrites collects the rewrites at one suffix of a trigger's name.
 func (m *Matcher) rewrites(j *judgement, hash uint64, exact bool) {
-	x := &m.rules.bySuffix
-	if len(x.ids) == 0 {
-		return
-	}
-	at := x.home(hash)
-	for x.keys[at].from != x.keys[at].to && x.keys[at].key != hash {
-		at = x.after(at)
-	}
-	for _, id := range x.ids[x.keys[at].from:x.keys[at].to] {
+	for _, id := range m.rules.bySuffix.find(hash, ^uint64(0)) {
 		r := &m.rules.all[id]
 		if r.flags&isTrigger != 0 && (r.flags&atName != 0) == exact && j.lists.Has(int(r.list)) && !j.closed(r.list) {
 			collect(&j.rewrite, &j.nRewrite, id)
